@@ -1,0 +1,15 @@
+"""Settings shared by tests and doctests."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    # Tests run in parallel processes on few cores; tensors here are small.
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _doctest_names(doctest_namespace):
+    doctest_namespace["torch"] = torch

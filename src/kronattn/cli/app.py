@@ -1,0 +1,58 @@
+"""The command's tree of sub-commands, and the one place where errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from kronattn.cli import report, tables, theorem
+from kronattn.version import __version__
+
+# ClickException: typer brings its own copy of click from 0.26 on, and re-exports only its leaves.
+_UsageError: Any = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="kronattn",
+    help="Kronecker attention: the paper's tables and theorem recomputed, benchmarks, and networks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kronattn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print it."),
+) -> None: ...
+
+
+app.command("theorem")(theorem.theorem)
+app.command("report")(report.report)
+app.add_typer(tables.app, name="tables")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line. What a user got wrong is one line on standard error and exit code 2."""
+    try:
+        code = app(args=list(arguments), prog_name="kronattn", standalone_mode=False)
+    except _UsageError as error:
+        return _fail(error.format_message(), error.exit_code)
+    except typer.Abort:
+        return _fail("interrupted", 130)
+    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
+        return _fail(str(error), 2)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    print("kronattn: error: " + " ".join(message.split()), file=sys.stderr)
+    return code

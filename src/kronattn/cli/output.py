@@ -1,0 +1,62 @@
+"""What the sub-commands share: where files may go, JSON on standard output, progress on standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import track
+
+__all__ = ["check_writable", "console", "print_json", "progress", "write_atomically"]
+
+Item = TypeVar("Item")
+
+console = Console()
+_progress_console = Console(stderr=True)
+
+
+def print_json(payload: Any) -> None:
+    """Write one JSON object to standard output, and nothing else."""
+    print(json.dumps(payload, indent=2))
+
+
+def progress(items: Sequence[Item], description: str) -> Iterable[Item]:
+    """Yield ``items`` behind a progress bar on standard error, so that standard output stays clean."""
+    return track(items, description=description, console=_progress_console, disable=not _progress_console.is_terminal)
+
+
+def check_writable(path: Path) -> Path:
+    """Refuse an output path that could not be written, before hours of work are spent on filling it."""
+    if path.is_dir():
+        raise IsADirectoryError(f"--output {path} is a folder; give the path of a file")
+    folder = path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(f"--output {path}: cannot write into {folder} ({error.strerror})") from None
+    return path
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file by way of a temporary one, so that a reader never sees half of it."""
+    data = content.encode() if isinstance(content, str) else content
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as temporary:
+        try:
+            temporary.write(data)
+            temporary.flush()
+            os.fsync(temporary.fileno())
+            os.replace(temporary.name, path)
+        except BaseException:
+            Path(temporary.name).unlink(missing_ok=True)
+            raise
+    # NamedTemporaryFile makes files that only their owner can read; a report is for everybody.
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)

@@ -1,0 +1,6 @@
+"""``kronattn report``."""
+
+
+def report() -> None:
+    """Write the report."""
+    raise ValueError("being written")

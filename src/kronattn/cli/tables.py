@@ -1,0 +1,77 @@
+"""``kronattn tables``: the tables of the paper, recomputed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from kronattn.cli.output import check_writable, console, print_json, progress, write_atomically
+
+__all__ = ["app", "operators"]
+
+app = typer.Typer(no_args_is_help=True, help="The paper's tables, recomputed beside the printed values.")
+
+
+# A callback keeps `operators` a sub-command of its own while it is the only table.
+@app.callback()
+def _tables() -> None: ...
+
+
+@app.command()
+def operators(
+    device: str = typer.Option("cpu", help="Where to run: cpu, cuda, cuda:1."),
+    dtype: str = typer.Option("float32", help="float32, float16, bfloat16 or float64."),
+    memory_budget: float | None = typer.Option(
+        None, help="Gigabytes; operators that need more are left out. [default: 4, half of a GPU's]"
+    ),
+    quick: bool = typer.Option(False, "--quick", help="Small grids only, in a second or two."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the tables."),
+    output: Path | None = typer.Option(None, help="Draw a figure into this file, .png or .svg."),
+) -> None:
+    """Recompute Table 2: what regular, pooled, fused and Kronecker attention cost on one feature map.
+
+    Multiply-adds, memory and time beside the printed values; then larger grids and three axes. Takes about half
+    a minute.
+
+    Example: kronattn tables operators --output operators.png
+    """
+    # torch takes a second to import, and `kronattn --help` does without it.
+    from kronattn.measure import resolve_device, resolve_dtype
+    from kronattn.tables.operators import (
+        CASES,
+        QUICK_CASES,
+        draw_operators,
+        measure_operators,
+        operator_tables,
+        to_json,
+    )
+    from kronattn.tables.rendering import FIGURE_SUFFIXES, figure_bytes, require_matplotlib, to_rich
+
+    on, of = resolve_device(device), resolve_dtype(dtype)
+    if memory_budget is not None and not memory_budget > 0:
+        raise ValueError(f"--memory-budget must be positive, got {memory_budget}")
+    if output is not None:
+        if output.suffix.lower() not in FIGURE_SUFFIXES:
+            raise ValueError(f"--output must end in {' or '.join(FIGURE_SUFFIXES)}, got {output}")
+        check_writable(output)
+        require_matplotlib("--output")
+
+    measured = measure_operators(
+        QUICK_CASES if quick else CASES,
+        device=on,
+        dtype=of,
+        seconds=0.1 if quick else 3.0,
+        memory_budget=None if memory_budget is None else int(memory_budget * 1e9),
+        track=lambda cases: progress(cases, "Measuring"),
+    )
+    if output is not None:
+        write_atomically(output, figure_bytes(draw_operators(measured.rows), output.suffix.lower()[1:]))
+    if json:
+        print_json(to_json(measured))
+        return
+    for table in operator_tables(measured):
+        console.print(to_rich(table, width=console.width))
+    console.print(", ".join(f"{name} {value}" for name, value in measured.environment.items()), style="dim")
+    if output is not None:
+        console.print(f"Figure: {output}", highlight=False, markup=False, soft_wrap=True)

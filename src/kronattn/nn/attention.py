@@ -1,0 +1,284 @@
+"""Attention modules: linear maps and batch norm of the coefficients around the operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kronattn.nn.coefficient_norm import CoefficientNorm
+from kronattn.nn.fx import traced_as_one_node
+from kronattn.ops.attention import pool_grid
+from kronattn.ops.checks import check_heads, check_mode, check_scale, check_triple
+from kronattn.ops.grid import axis_averages
+from kronattn.ops.plain import attend_averages, attend_positions
+
+__all__ = ["DenseAttention", "KroneckerAttention"]
+
+COEFFICIENT_NORMS = ("batch", "batch_per_key", None)
+
+
+class _Attention(nn.Module):
+    """What the two modules share: the maps of Q, K and V, and the norm of the coefficients."""
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        num_heads: int,
+        project: str,
+        coefficient_norm: str | None,
+        scale: float,
+        qk_channels: int | None,
+        out_channels: int | None,
+        num_keys: int | None,
+        device: Any,
+        dtype: Any,
+    ) -> None:
+        super().__init__()
+        if channels < 1:
+            raise ValueError(f"channels must be at least 1, not {channels}")
+        if len(set(project)) != len(project) or not set(project) <= set("qkv"):
+            raise ValueError(f'project must name which of q, k, v are mapped, like "", "v" or "qkv", not {project!r}')
+        if coefficient_norm not in COEFFICIENT_NORMS:
+            known = ", ".join(repr(known) for known in COEFFICIENT_NORMS)
+            raise ValueError(f"coefficient_norm must be one of {known}, not {coefficient_norm!r}")
+        if coefficient_norm == "batch_per_key" and num_keys is None:
+            raise ValueError('coefficient_norm="batch_per_key" needs grid, the fixed size of the keys\' grid')
+        if qk_channels not in (None, channels) and not set("qk") <= set(project):
+            raise ValueError(f"qk_channels={qk_channels} needs maps of q and k: project must contain both")
+        if out_channels not in (None, channels) and "v" not in project:
+            raise ValueError(f'out_channels={out_channels} needs a map of v: project must contain "v"')
+        check_heads(num_heads, qk_channels or channels, "query")
+        check_heads(num_heads, out_channels or channels, "value")
+        check_scale(scale, num_heads)
+        self.channels = channels
+        self.num_heads = num_heads
+        self.project = project
+        self.coefficient_norm = coefficient_norm
+        self.scale = scale
+        self.qk_channels = qk_channels or channels
+        self.out_channels = out_channels or channels
+
+        def linear(name: str, out: int) -> nn.Linear | None:
+            return nn.Linear(channels, out, bias=False, device=device, dtype=dtype) if name in project else None
+
+        self.query_map = linear("q", self.qk_channels)
+        self.key_map = linear("k", self.qk_channels)
+        self.value_map = linear("v", self.out_channels)
+        self.norm: CoefficientNorm | None = None
+        if coefficient_norm is not None:
+            self.norm = CoefficientNorm(
+                num_heads, num_keys=num_keys if coefficient_norm == "batch_per_key" else None
+            ).to(device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier's initialisation of the maps, as in the paper."""
+        for linear in (self.query_map, self.key_map, self.value_map):
+            if linear is not None:
+                nn.init.xavier_uniform_(linear.weight)
+        if self.norm is not None:
+            self.norm.bn.reset_parameters()
+
+    def _checked(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = check_triple(query, key, value, 1, 1.0)
+        for name, x in (("query", query), ("value", value)):
+            if x.shape[1] != self.channels:
+                raise ValueError(
+                    f"{type(self).__name__} was built for {self.channels} channels, but {name} has {x.shape[1]}"
+                )
+        return query, key, value
+
+    def _normalised(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(N, C, n) keys with the scale and the norm of the coefficients multiplied in, and each key's bias."""
+        if self.scale != 1:
+            key = key * self.scale
+        if self.norm is None:
+            return key, None
+        heads = key.unflatten(1, (self.num_heads, -1))
+        scale, bias = self.norm(query.flatten(2).unflatten(1, (self.num_heads, -1)), heads)
+        return (heads * scale).flatten(1, 2), bias
+
+    def extra_repr(self) -> str:
+        parts = [f"{self.channels}"]
+        if self.out_channels != self.channels:
+            parts.append(f"out_channels={self.out_channels}")
+        if self.qk_channels != self.channels:
+            parts.append(f"qk_channels={self.qk_channels}")
+        parts.append(f"num_heads={self.num_heads}, project={self.project!r}")
+        parts.append(f"coefficient_norm={self.coefficient_norm!r}, scale={self.scale}")
+        return ", ".join(parts)
+
+
+class KroneckerAttention(_Attention):
+    """Kronecker attention as a layer: global context for a feature map of any size.
+
+    The maps of keys and values work on the few averages rather than on all positions (an average of mapped
+    vectors is the mapped average).
+
+    Args:
+        channels: of the input.
+        mode: "kv" (every position asks) or "qkv" (rows and columns ask).
+        num_heads: divides the channels.
+        project: which of q, k, v get a linear map: "", "v", "qkv", ...
+        coefficient_norm: "batch" (one scale for a head's coefficient matrix: any input size), "batch_per_key"
+            (needs ``grid``), or None.
+        scale: of the coefficients.
+        qk_channels: that q and k are mapped to; ``channels`` by default.
+        out_channels: that v is mapped to; ``channels`` by default.
+        grid: the keys' grid, for "batch_per_key" alone.
+
+    Shape:
+        query (N, channels, *grid), and key and value (N, channels, *other_grid) where given, to
+        (N, out_channels, *grid).
+
+    Example:
+        >>> layer = KroneckerAttention(64, mode="qkv")
+        >>> layer(torch.randn(2, 64, 28, 28)).shape
+        torch.Size([2, 64, 28, 28])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        mode: str = "kv",
+        *,
+        num_heads: int = 1,
+        project: str = "v",
+        coefficient_norm: str | None = "batch",
+        scale: float = 1.0,
+        qk_channels: int | None = None,
+        out_channels: int | None = None,
+        grid: Sequence[int] | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        check_mode(mode)
+        super().__init__(
+            channels,
+            num_heads=num_heads,
+            project=project,
+            coefficient_norm=coefficient_norm,
+            scale=scale,
+            qk_channels=qk_channels,
+            out_channels=out_channels,
+            num_keys=None if grid is None else sum(grid),
+            device=device,
+            dtype=dtype,
+        )
+        self.mode = mode
+
+    @traced_as_one_node
+    def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> Tensor:
+        query, key, value = self._checked(query, key, value)
+        wide = torch.promote_types(query.dtype, torch.float32)
+        key_averages = axis_averages(key, dtype=wide)
+        value_averages = key_averages if value is key else axis_averages(value, dtype=wide)
+        keys, values = _mapped(key_averages, self.key_map), _mapped(value_averages, self.value_map)
+        if self.mode == "qkv":
+            query_averages = key_averages if query is key else axis_averages(query, dtype=wide)
+            queries = _mapped(query_averages, self.query_map)
+            keys, bias = self._normalised(queries, keys)
+            return attend_averages(query, keys, values, queries=queries, num_heads=self.num_heads, key_bias=bias)
+        if self.query_map is not None and self._maps_keys_instead(query, keys):
+            keys = self.query_map.weight.t() @ keys
+        else:
+            query = _mapped(query, self.query_map)
+        keys, bias = self._normalised(query, keys)
+        return attend_averages(query, keys, values, num_heads=self.num_heads, key_bias=bias)
+
+    def _maps_keys_instead(self, query: Tensor, keys: Tensor) -> bool:
+        """Whether (WQ)ᵀK is cheaper as Qᵀ(WᵀK): it leaves the full tensor alone and touches only the averages.
+
+        Not with several heads, whose keys would each grow to all channels; nor for batch statistics, which take
+        the square of the number of channels that queries and keys have.
+        """
+        if self.num_heads > 1 or (self.norm is not None and self.norm.uses_batch_statistics):
+            return False
+        mapping = self.qk_channels * (self.channels + keys.shape[-1])
+        return self.channels * keys.shape[-1] <= mapping
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, mode={self.mode!r}"
+
+
+class DenseAttention(_Attention):
+    """Regular attention over a whole grid as a layer; with ``pool``, keys and values are max-pooled first.
+
+    Args:
+        channels: of the input.
+        pool: the factor that keys and values are pooled by along every axis (Attn+Pool); 7 becomes 4 for 2.
+        num_heads, project, coefficient_norm, scale, qk_channels, out_channels: as in
+            :class:`KroneckerAttention`.
+        grid: the keys' grid before pooling, for "batch_per_key" alone.
+
+    Shape:
+        query (N, channels, *grid), and key and value (N, channels, *other_grid) where given, to
+        (N, out_channels, *grid).
+
+    Example:
+        >>> DenseAttention(64, pool=2)(torch.randn(2, 64, 7, 9)).shape
+        torch.Size([2, 64, 7, 9])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        pool: int | None = None,
+        num_heads: int = 1,
+        project: str = "v",
+        coefficient_norm: str | None = "batch",
+        scale: float = 1.0,
+        qk_channels: int | None = None,
+        out_channels: int | None = None,
+        grid: Sequence[int] | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(
+            channels,
+            num_heads=num_heads,
+            project=project,
+            coefficient_norm=coefficient_norm,
+            scale=scale,
+            qk_channels=qk_channels,
+            out_channels=out_channels,
+            num_keys=None if grid is None else math.prod(-(-size // (pool or 1)) for size in grid),
+            device=device,
+            dtype=dtype,
+        )
+        self.pool = pool
+
+    @traced_as_one_node
+    def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> Tensor:
+        query, key, value = self._checked(query, key, value)
+        if self.pool is not None:
+            pooled = pool_grid(key, self.pool)
+            value = pooled if value is key else pool_grid(value, self.pool)
+            key = pooled
+        query = _mapped(query, self.query_map)
+        keys = _mapped(key, self.key_map).flatten(2)
+        values = _mapped(value, self.value_map).flatten(2)
+        keys, bias = self._normalised(query, keys)
+        return attend_positions(query, keys, values, num_heads=self.num_heads, key_bias=bias)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, pool={self.pool}"
+
+
+def _mapped(x: Tensor, linear: nn.Linear | None) -> Tensor:
+    """Apply a map to the channels of (N, C, *positions), keeping them side by side where they are."""
+    if linear is None:
+        return x
+    columns = x.flatten(2)
+    if x.stride(1) == 1:
+        mapped = F.linear(columns.transpose(1, 2), linear.weight).transpose(1, 2)
+    else:
+        mapped = linear.weight @ columns
+    return mapped.unflatten(2, x.shape[2:])

@@ -1,0 +1,7 @@
+"""Functions: tensors in, tensors out; no parameters, no state."""
+
+from kronattn.ops.attention import attention
+from kronattn.ops.grid import axis_averages, outer_sum
+from kronattn.ops.kronecker import kronecker_attention
+
+__all__ = ["attention", "axis_averages", "kronecker_attention", "outer_sum"]

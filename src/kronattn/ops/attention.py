@@ -1,0 +1,81 @@
+"""Regular attention over a whole grid, with and without pooled keys: what Kronecker attention is compared with."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kronattn.ops.backends import choose_backend
+from kronattn.ops.checks import check_grid_tensor, check_triple
+
+__all__ = ["attention", "pool_grid"]
+
+
+def attention(
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    *,
+    num_heads: int = 1,
+    scale: float | Tensor = 1.0,
+    pool: int | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Regular (non-local) attention, the paper's Eq. 1: O = V·Softmax(KᵀQ), every position a query and a key.
+
+    Args:
+        query: (N, C, *grid), 1 to 4 axes.
+        key: (N, C, *other_grid); ``query`` by default.
+        value: (N, P, *other_grid); ``key`` by default.
+        num_heads: divides C and P; the channels are split among the heads.
+        scale: of the coefficients before the softmax: a number, or a tensor of one element or one for each
+            head. The paper's is 1.
+        pool: max-pool keys and values by this factor along every axis first (Attn+Pool). A last window that
+            sticks out counts: 7 becomes 4.
+        backend: "auto", "torch" or "reference".
+
+    Returns:
+        (N, P, *grid), in query's dtype.
+
+    Example:
+        >>> x = torch.randn(2, 8, 14, 14)
+        >>> attention(x).shape, attention(x, pool=2, num_heads=4, scale=0.5).shape
+        (torch.Size([2, 8, 14, 14]), torch.Size([2, 8, 14, 14]))
+    """
+    query, key, value = check_triple(query, key, value, num_heads, scale)
+    if pool is not None:
+        pooled = pool_grid(key, pool)
+        value = pooled if value is key else pool_grid(value, pool)
+        key = pooled
+    chosen = choose_backend(backend, query, key, value)
+    return chosen.attention(query, key, value, num_heads=num_heads, scale=scale)
+
+
+def pool_grid(x: Tensor, factor: int) -> Tensor:
+    """Max-pool every axis by ``factor``; the last, incomplete window counts (ceil).
+
+    Args:
+        x: (N, C, *grid), 1 to 4 axes.
+        factor: the window and stride along every axis.
+
+    Returns:
+        (N, C, *grid) with each size divided by ``factor`` and rounded up.
+
+    Example:
+        >>> pool_grid(torch.arange(5.0).reshape(1, 1, 5), 2)
+        tensor([[[1., 3., 4.]]])
+    """
+    check_grid_tensor(x, "x")
+    if isinstance(factor, bool) or not isinstance(factor, int):
+        raise TypeError(f"pool must be an int, not {type(factor).__name__}")
+    if factor < 1:
+        raise ValueError(f"pool must be at least 1, not {factor}")
+    if x.dim() == 6:
+        # Four axes: the maximum over a box is the maximum over three axes of the maxima along the fourth.
+        batch, channels, _, *rest = x.shape
+        along_first = F.max_pool1d(x.flatten(3).flatten(0, 1).transpose(1, 2), factor, stride=factor, ceil_mode=True)
+        pooled = along_first.shape[-1]
+        slices = along_first.transpose(1, 2).reshape(batch, channels * pooled, *rest)
+        return pool_grid(slices, factor).unflatten(1, (channels, pooled))
+    pools = {3: F.max_pool1d, 4: F.max_pool2d, 5: F.max_pool3d}
+    return pools[x.dim()](x, factor, stride=factor, ceil_mode=True)

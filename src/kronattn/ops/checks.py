@@ -1,0 +1,149 @@
+"""The one place where the operators' input is checked.
+
+Every message is one line: the argument, what was given, what is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "MAX_AXES",
+    "MODES",
+    "check_grid_tensor",
+    "check_heads",
+    "check_mode",
+    "check_scale",
+    "check_tokens",
+    "check_triple",
+]
+
+MAX_AXES = 4
+MODES = ("kv", "qkv")
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_grid_tensor(x: Tensor, name: str) -> None:
+    """``x`` is a real floating-point tensor (N, C, *grid) of 1 to 4 axes, none of them empty."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
+    if x.dtype not in _DTYPES:
+        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, not {_dtype_name(x)}")
+    axes = x.dim() - 2
+    if not 1 <= axes <= MAX_AXES:
+        raise ValueError(
+            f"{name} must be (N, C, *grid) with a grid of 1 to {MAX_AXES} axes, "
+            f"but its shape {tuple(x.shape)} has {max(axes, 0)}"
+        )
+    if any(size == 0 for size in x.shape[1:]):
+        raise ValueError(f"{name} must have at least one channel and one position on every axis, not {tuple(x.shape)}")
+
+
+def check_tokens(tokens: Tensor, grid: Sequence[int], name: str = "tokens") -> None:
+    """``tokens`` is (N, C, sum(grid)) for a grid of 1 to 4 axes."""
+    if not isinstance(tokens, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, not {type(tokens).__name__}")
+    if not 1 <= len(grid) <= MAX_AXES:
+        raise ValueError(f"grid must have 1 to {MAX_AXES} axes, not {tuple(grid)}")
+    if any(size < 1 for size in grid):
+        raise ValueError(f"grid must have at least one position on every axis, not {tuple(grid)}")
+    if tokens.dim() != 3 or tokens.shape[-1] != sum(grid):
+        raise ValueError(f"{name} must be (N, C, {sum(grid)}) for the grid {tuple(grid)}, not {tuple(tokens.shape)}")
+
+
+def check_mode(mode: str) -> None:
+    """``mode`` is the name of a Kronecker attention operator."""
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {_listed(MODES)}, not {mode!r}")
+
+
+def check_heads(num_heads: int, channels: int, name: str) -> None:
+    """``num_heads`` is a positive integer that divides the channels of the tensor called ``name``."""
+    if isinstance(num_heads, bool) or not isinstance(num_heads, int):
+        raise TypeError(f"num_heads must be an int, not {type(num_heads).__name__}")
+    if num_heads < 1:
+        raise ValueError(f"num_heads must be at least 1, not {num_heads}")
+    if channels % num_heads:
+        raise ValueError(f"num_heads must divide {name}'s channels: {num_heads} does not divide {channels}")
+
+
+def check_scale(scale: float | Tensor, num_heads: int) -> None:
+    """``scale`` is a number, or a tensor of one element or of one for each head."""
+    if isinstance(scale, Tensor):
+        if not scale.is_floating_point():
+            raise TypeError(f"scale must be a float or a floating-point tensor, not {_dtype_name(scale)}")
+        if scale.dim() > 1 or scale.numel() not in (1, num_heads):
+            raise ValueError(
+                f"scale must be a number, or a tensor of 1 or num_heads = {num_heads} elements, "
+                f"not of shape {tuple(scale.shape)}"
+            )
+    elif isinstance(scale, bool) or not isinstance(scale, int | float):
+        raise TypeError(f"scale must be a float or a tensor, not {type(scale).__name__}")
+
+
+def check_triple(
+    query: Tensor, key: Tensor | None, value: Tensor | None, num_heads: int, scale: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Check query, key and value together and fill in the defaults: key from query, value from key.
+
+    The very same object is kept where an argument is left out, so that a backend can average it once. Under
+    autocast all three come back in autocast's dtype, as for PyTorch's own attention.
+    """
+    check_grid_tensor(query, "query")
+    if key is None:
+        if value is not None:
+            raise ValueError("value was given without key: give both, or neither for self-attention")
+        key = query
+    else:
+        check_grid_tensor(key, "key")
+    if value is None:
+        value = key
+    else:
+        check_grid_tensor(value, "value")
+
+    for name, other in (("key", key), ("value", value)):
+        if other.device != query.device:
+            raise ValueError(f"{name} must be on query's device: query is on {query.device}, {name} on {other.device}")
+        if other.shape[0] != query.shape[0]:
+            raise ValueError(f"{name} must have query's batch size {query.shape[0]}, but has {other.shape[0]}")
+    if key.shape[1] != query.shape[1]:
+        raise ValueError(f"key must have query's {query.shape[1]} channels, but has {key.shape[1]}")
+    if value.shape[2:] != key.shape[2:]:
+        raise ValueError(f"value must have key's grid {tuple(key.shape[2:])}, but has {tuple(value.shape[2:])}")
+    check_heads(num_heads, query.shape[1], "query")
+    check_heads(num_heads, value.shape[1], "value")
+    check_scale(scale, num_heads)
+
+    query, key, value = _autocast(query, key, value)
+    for name, other in (("key", key), ("value", value)):
+        if other.dtype != query.dtype:
+            raise TypeError(
+                f"{name} must have query's dtype: query is {_dtype_name(query)}, {name} is {_dtype_name(other)}"
+            )
+    return query, key, value
+
+
+def _autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    device = query.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return query, key, value
+    dtype = torch.get_autocast_dtype(device)
+
+    def cast(x: Tensor) -> Tensor:
+        return x if x.dtype == torch.float64 else x.to(dtype)
+
+    cast_query = cast(query)
+    cast_key = cast_query if key is query else cast(key)
+    cast_value = cast_key if value is key else cast(value)
+    return cast_query, cast_key, cast_value
+
+
+def _dtype_name(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names)

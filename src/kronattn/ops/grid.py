@@ -1,0 +1,69 @@
+"""Axis averages and the outer sum: from a grid to one vector for each index of each axis, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kronattn.ops.checks import check_grid_tensor, check_tokens
+
+__all__ = ["axis_averages", "outer_sum"]
+
+
+def axis_averages(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Average a grid over all axes but one, for every axis: the paper's C = [Hᵀ, Lᵀ].
+
+    Args:
+        x: (N, C, *grid), 1 to 4 axes.
+        dtype: of the result; ``x``'s own by default. Sums are accumulated in float32 at least.
+
+    Returns:
+        (N, C, sum(grid)). The last axis comes first: on a (height, width) grid, the w columns' averages over
+        the rows, then the h rows' averages over the columns. One axis has nothing to average over: ``x``.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(1, 1, 2, 3)  # [[0, 1, 2], [3, 4, 5]]
+        >>> axis_averages(x)
+        tensor([[[1.5000, 2.5000, 3.5000, 1.0000, 4.0000]]])
+    """
+    check_grid_tensor(x, "x")
+    averages = _axis_averages(x, torch.promote_types(x.dtype, torch.float32))
+    return torch.cat(averages, dim=-1).to(dtype or x.dtype)
+
+
+def outer_sum(tokens: Tensor, grid: Sequence[int]) -> Tensor:
+    """Give every position the sum of its axes' vectors: the counterpart of :func:`axis_averages`.
+
+    Args:
+        tokens: (N, C, sum(grid)), the last axis first.
+        grid: the sizes of 1 to 4 axes.
+
+    Returns:
+        (N, C, *grid); on a (height, width) grid, ``y[..., i, j] = tokens[..., j] + tokens[..., w + i]``.
+
+    Example:
+        >>> outer_sum(torch.tensor([[[1.0, 2.0, 3.0, 10.0, 20.0]]]), (2, 3))
+        tensor([[[[11., 12., 13.],
+                  [21., 22., 23.]]]])
+    """
+    check_tokens(tokens, grid)
+    vectors = tokens.split(list(reversed(grid)), dim=-1)
+    total = vectors[0]
+    for vector in vectors[1:]:
+        total = vector[(..., *[None] * (total.dim() - 2))] + total.unsqueeze(2)
+    return total
+
+
+def _axis_averages(x: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """One (N, C, size) tensor for each axis, the last axis first, in ``dtype``.
+
+    The full tensor is read twice however many axes there are: once for the first axis, and once to average
+    the first axis away, which leaves a smaller grid with the same averages over the axes that remain.
+    """
+    if x.dim() == 3:
+        return [x.to(dtype)]
+    rest = x.mean(dim=2, dtype=dtype)
+    first = x.mean(dim=tuple(range(3, x.dim())), dtype=dtype)
+    return [*_axis_averages(rest, dtype), first]

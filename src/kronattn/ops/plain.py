@@ -1,0 +1,100 @@
+"""The torch backend: both operators in plain PyTorch, on any device, without the coefficient matrix."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kronattn.ops.attend import attend
+from kronattn.ops.grid import axis_averages, outer_sum
+
+__all__ = ["attend_averages", "attend_positions", "attention", "kronecker_attention"]
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, *, num_heads: int, scale: float | Tensor) -> Tensor:
+    """Eq. 1 on the flattened grids; shapes as in :func:`kronattn.attention`."""
+    return attend_positions(query, key.flatten(2), value.flatten(2), num_heads=num_heads, scale=scale)
+
+
+def kronecker_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, mode: str, num_heads: int, scale: float | Tensor
+) -> Tensor:
+    """KAO_KV and KAO_QKV; shapes as in :func:`kronattn.kronecker_attention`."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    keys = axis_averages(key, dtype=wide)
+    values = keys if value is key else axis_averages(value, dtype=wide)
+    if mode == "qkv":
+        queries = keys if query is key else axis_averages(query, dtype=wide)
+        return attend_averages(query, keys, values, queries=queries, num_heads=num_heads, scale=scale)
+    return attend_averages(query, keys, values, num_heads=num_heads, scale=scale)
+
+
+def attend_averages(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    queries: Tensor | None = None,
+    num_heads: int = 1,
+    scale: float | Tensor = 1.0,
+    key_bias: Tensor | None = None,
+) -> Tensor:
+    """The second half of Kronecker attention: what follows once keys and values are averaged.
+
+    Args:
+        query: (N, C, *grid).
+        keys: (N, C, n) averaged keys, in float32 at least.
+        values: (N, p, n) averaged values.
+        queries: (N, C, sum(grid)) averaged queries: KAO_QKV. Without them every position asks: KAO_KV.
+        num_heads: divides C and p.
+        scale: a number, or a tensor of one element or one for each head.
+        key_bias: (num_heads, n), added to every coefficient of a key.
+
+    Returns:
+        (N, p, *grid) in query's dtype and memory format.
+    """
+    if queries is None:
+        return attend_positions(query, keys, values, num_heads=num_heads, scale=scale, key_bias=key_bias)
+    tokens = attend_positions(queries, keys, values, num_heads=num_heads, scale=scale, key_bias=key_bias).to(
+        query.dtype
+    )
+    if query.stride(1) == 1:
+        # The sum takes its layout from the tokens: with channels side by side, it comes out channels_last.
+        tokens = tokens.transpose(1, 2).contiguous().transpose(1, 2)
+    return outer_sum(tokens, query.shape[2:])
+
+
+def attend_positions(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    num_heads: int = 1,
+    scale: float | Tensor = 1.0,
+    key_bias: Tensor | None = None,
+) -> Tensor:
+    """Attention of every position of a grid to a list of keys, head by head.
+
+    Args:
+        query: (N, C, *grid).
+        keys: (N, C, n).
+        values: (N, p, n).
+        num_heads, scale, key_bias: as in :func:`attend_averages`.
+
+    Returns:
+        (N, p, *grid) in query's dtype and memory format.
+    """
+    if isinstance(scale, Tensor):
+        # A scale for each head multiplies that head's channels. It goes into the keys: they are the fewer.
+        scale = scale.reshape(-1, 1, 1)
+    heads = keys.unflatten(1, (num_heads, -1))
+    if isinstance(scale, Tensor) or scale != 1:
+        heads = heads * scale
+    output = attend(
+        query.flatten(2).unflatten(1, (num_heads, -1)), heads, values.unflatten(1, (num_heads, -1)), key_bias
+    )
+    if num_heads > 1 and query.stride(1) == 1:
+        output = output.permute(0, 3, 1, 2).flatten(2).transpose(1, 2)
+    else:
+        output = output.flatten(1, 2)
+    return output.unflatten(2, query.shape[2:])

@@ -1,0 +1,1 @@
+"""The paper's tables, recomputed: measure, compare with the printed values, render."""

@@ -1,0 +1,206 @@
+"""What all tables share: a table as plain data, shown in a terminal or on a page; figures as files; number formats."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import rich.table
+
+__all__ = [
+    "FIGURE_SUFFIXES",
+    "Cell",
+    "Column",
+    "Table",
+    "figure_bytes",
+    "format_percent",
+    "format_ratio",
+    "format_significant",
+    "require_matplotlib",
+    "to_html",
+    "to_rich",
+]
+
+FIGURE_SUFFIXES = (".png", ".svg")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry: what was found here and, beside it, what the paper prints.
+
+    >>> Cell("75.00%", printed="75.00%").printed
+    '75.00%'
+    """
+
+    text: str
+    printed: str = ""
+    tone: str = ""  # "good" or "bad" where a result is judged
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading; numbers are set flush right.
+
+    >>> Column("MAdd").numeric
+    True
+    """
+
+    title: str
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as plain data: groups of rows are set apart from each other; notes stand below.
+
+    >>> Table("Sizes", [Column("MB")], groups=[[[Cell("1.5")]]]).groups[0][0][0].text
+    '1.5'
+    """
+
+    title: str
+    columns: Sequence[Column]
+    groups: Sequence[Sequence[Sequence[Cell]]]
+    notes: Sequence[str] = ()
+
+
+def to_rich(table: Table, *, width: int) -> rich.table.Table:
+    """Return a table for a terminal ``width`` characters wide: printed values beside ours or, if that is too wide, below.
+
+    >>> to_rich(Table("Sizes", [Column("MB")], groups=[[[Cell("1.5", printed="2MB")]]]), width=80).row_count
+    1
+    """
+    from rich.console import Console
+
+    beside = _to_rich(table, separator=" ")
+    if Console(width=10_000).measure(beside).maximum <= width:
+        return beside
+    return _to_rich(table, separator="\n")
+
+
+def _to_rich(table: Table, *, separator: str) -> rich.table.Table:
+    import rich.box
+    import rich.table
+    from rich.text import Text
+
+    shown = rich.table.Table(
+        title=Text(table.title),
+        caption=Text("\n".join(table.notes), justify="left") if table.notes else None,
+        box=rich.box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        title_justify="left",
+        title_style="bold",
+    )
+    for column in table.columns:
+        shown.add_column(
+            Text(column.title),
+            justify="right" if column.numeric else "left",
+            no_wrap=column.numeric,
+            vertical="top",
+        )
+    tones = {"good": "green", "bad": "red", "": ""}
+    for group in table.groups:
+        for row in group:
+            texts = []
+            for cell in row:
+                text = Text(cell.text, style=tones[cell.tone])
+                if cell.printed:
+                    text.append(separator + cell.printed, style="dim")
+                texts.append(text)
+            shown.add_row(*texts)
+        shown.add_section()
+    return shown
+
+
+def to_html(table: Table) -> str:
+    """Return a table as HTML, in a box that scrolls sideways on a narrow screen.
+
+    >>> "<td" in to_html(Table("Sizes", [Column("MB")], groups=[[[Cell("1.5")]]]))
+    True
+    """
+    heads = "".join(f'<th scope="col"{_class(column)}>{escape(column.title)}</th>' for column in table.columns)
+    bodies = "\n".join(f"<tbody>\n{_html_rows(table.columns, group)}\n</tbody>" for group in table.groups)
+    notes = "".join(f"<p>{escape(note)}</p>" for note in table.notes)
+    return (
+        f'<div class="table"><table>\n<caption>{escape(table.title)}</caption>\n'
+        f"<thead><tr>{heads}</tr></thead>\n{bodies}\n</table></div>\n"
+        + (f'<div class="notes">{notes}</div>\n' if notes else "")
+    )
+
+
+def _html_rows(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
+    return "\n".join(
+        "<tr>" + "".join(_html_cell(column, cell) for column, cell in zip(columns, row, strict=True)) + "</tr>"
+        for row in rows
+    )
+
+
+def _html_cell(column: Column, cell: Cell) -> str:
+    printed = f'<span class="printed">{escape(cell.printed)}</span>' if cell.printed else ""
+    text = f'<span class="{cell.tone}">{escape(cell.text)}</span>' if cell.tone else escape(cell.text)
+    return f"<td{_class(column)}>{text}{printed}</td>"
+
+
+def _class(column: Column) -> str:
+    return ' class="number"' if column.numeric else ""
+
+
+def figure_bytes(figure: Any, kind: str) -> bytes:
+    """Return a matplotlib figure as "png" or "svg", the same bytes for the same figure.
+
+    >>> from matplotlib.figure import Figure
+    >>> figure_bytes(Figure(figsize=(1, 1)), "png")[1:4]
+    b'PNG'
+    """
+    import matplotlib
+
+    buffer = io.BytesIO()
+    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    with matplotlib.rc_context({"svg.hashsalt": "kronattn"}):
+        figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+    return buffer.getvalue()
+
+
+def require_matplotlib(wanted_by: str) -> None:
+    """Say what to install if matplotlib is missing: to be called before any work is spent on a figure.
+
+    >>> require_matplotlib("--output")
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            f"{wanted_by} needs matplotlib: pip install 'kronattn[plots]'", name=missing.name
+        ) from None
+
+
+def format_percent(fraction: float) -> str:
+    """Format a fraction with two decimals, as the paper prints its savings.
+
+    >>> format_percent(1 - 39_388_160 / 157_552_640)
+    '75.00%'
+    """
+    return f"{fraction:.2%}"
+
+
+def format_ratio(ratio: float) -> str:
+    """Format a speed-up: one decimal, none from a thousand on.
+
+    >>> format_ratio(31.13), format_ratio(1894.2)
+    ('31.1×', '1,894×')
+    """
+    return f"{ratio:,.1f}×" if ratio < 1000 else f"{ratio:,.0f}×"
+
+
+def format_significant(value: float) -> str:
+    """Format a positive number with three significant digits at least, and no more than three decimals.
+
+    >>> format_significant(0.1374), format_significant(2.718), format_significant(1541.13)
+    ('0.137', '2.72', '1,541')
+    """
+    decimals = next((places for places, bound in ((3, 1), (2, 10), (1, 100)) if value < bound), 0)
+    return f"{value:,.{decimals}f}"
