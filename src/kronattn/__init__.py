@@ -1,6 +1,18 @@
 """Kronecker attention for PyTorch: attention over images, video and volumes at about the price of a copy."""
 
+from kronattn.models import create_model, list_models
+from kronattn.models.timm_hook import register_when_timm_is_imported
 from kronattn.ops import attention, axis_averages, kronecker_attention, outer_sum
 from kronattn.version import __version__
 
-__all__ = ["__version__", "attention", "axis_averages", "kronecker_attention", "outer_sum"]
+__all__ = [
+    "__version__",
+    "attention",
+    "axis_averages",
+    "create_model",
+    "kronecker_attention",
+    "list_models",
+    "outer_sum",
+]
+
+register_when_timm_is_imported()

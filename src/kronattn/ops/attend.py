@@ -40,25 +40,39 @@ def attend(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None = 
     """
     with _without_autocast(query):
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-            return _fused(query, key, value, key_bias)
+            return _fused(query, key, value, key_bias).transpose(-2, -1)
         inputs = (query, key, value, key_bias)
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-            return _Attend.apply(*inputs)
-        return _forward(*inputs)
+            output = _Attend.apply(*inputs)
+        else:
+            output = _forward(*inputs)
+    # Views are taken here: one made inside an autograd function could not be modified in place by the caller.
+    if _runs_in_blocks(query):
+        output = output.unflatten(0, query.shape[:2])
+    return output.transpose(-2, -1) if _gives_rows(query) else output
+
+
+def _runs_in_blocks(query: Tensor) -> bool:
+    return query.device.type == "cpu"
+
+
+def _gives_rows(query: Tensor) -> bool:
+    """Whether outputs are made as rows: where a query's channels lie side by side, the output's do too."""
+    return not _runs_in_blocks(query) or query.stride(-2) == 1
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None) -> Tensor:
-    if query.device.type == "cpu":
+    """(N·H, p, m) or (N·H, m, p) from blocks, (N, H, m, p) from the fused kernels."""
+    if _runs_in_blocks(query):
         return _in_blocks(query, key, value, key_bias)
     return _fused(query, key, value, key_bias)
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None) -> Tensor:
     mask = None if key_bias is None else key_bias[None, :, None, :].to(query.dtype)
-    output = F.scaled_dot_product_attention(
+    return F.scaled_dot_product_attention(
         _rows(query), _rows(key.to(query.dtype)), _rows(value.to(query.dtype)), attn_mask=mask, scale=1.0
     )
-    return output.transpose(-2, -1)
 
 
 def _rows(columns: Tensor) -> Tensor:
@@ -68,37 +82,43 @@ def _rows(columns: Tensor) -> Tensor:
 
 
 def _in_blocks(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None) -> Tensor:
-    # Where a query's channels lie side by side (channels_last), the output is made that way too.
-    by_rows = query.stride(-2) == 1
-    key, value = _at_least_float32(key), _at_least_float32(value)
+    by_rows = _gives_rows(query)
+    query, key, value, bias = _merged(query, key, value, key_bias)
     output = []
     for samples, positions in _blocks(query, key):
         row = []
         for part in positions:
-            weights = _coefficients(query[samples, ..., part], key[samples], key_bias)
+            bias_part = bias if key_bias is None else bias[samples]
+            weights = _coefficients(query[samples, :, part], key[samples], bias_part)
             if by_rows:
-                block = (weights @ value[samples].transpose(-2, -1)).transpose(-2, -1)
+                block = torch.bmm(weights, value[samples].transpose(1, 2))
             else:
-                block = value[samples] @ weights.transpose(-2, -1)
+                block = torch.bmm(value[samples], weights.transpose(1, 2))
             row.append(block.to(query.dtype))
-        output.append(_concatenate(row, -1))
+        output.append(_concatenate(row, 1 if by_rows else 2))
     return _concatenate(output, 0)
 
 
-def _coefficients(query: Tensor, key: Tensor, key_bias: Tensor | None) -> Tensor:
-    """(N, H, m, n): one row a query, so that the softmax runs along memory."""
-    logits = _at_least_float32(query).transpose(-2, -1) @ key
-    if key_bias is not None:
-        logits = logits + key_bias.unsqueeze(-2)
+def _merged(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None) -> tuple[Tensor, ...]:
+    """Samples and heads as one batch, keys and values in float32 at least, and what to add to the coefficients."""
+    key, value = _at_least_float32(key.flatten(0, 1)), _at_least_float32(value.flatten(0, 1))
+    bias = key.new_zeros(()) if key_bias is None else key_bias.repeat(query.shape[0], 1).unsqueeze(1)
+    return query.flatten(0, 1), key, value, bias
+
+
+def _coefficients(query: Tensor, key: Tensor, bias: Tensor) -> Tensor:
+    """(B, m, n): one row a query, so that the softmax runs along memory."""
+    queries = _at_least_float32(query).transpose(1, 2)
+    logits = torch.bmm(queries, key) if bias.dim() == 0 else torch.baddbmm(bias, queries, key)
     return logits.softmax(dim=-1)
 
 
 def _blocks(query: Tensor, key: Tensor) -> Iterator[tuple[slice, list[slice]]]:
     """Samples and, where a single one is too much, positions, for about ``_BLOCK`` coefficients at a time."""
-    batch, heads, _, queries = query.shape
-    per_query = heads * key.shape[-1]
-    samples = max(1, _BLOCK // (queries * per_query))
-    positions = queries if samples > 1 else max(1, min(queries, _BLOCK // per_query))
+    batch, _, queries = query.shape
+    keys = key.shape[-1]
+    samples = max(1, _BLOCK // (queries * keys))
+    positions = queries if samples > 1 else max(1, min(queries, _BLOCK // keys))
     parts = [slice(start, start + positions) for start in range(0, queries, positions)]
     # An empty batch still makes one (empty) block, which gives the output its shape.
     for start in range(0, max(batch, 1), samples):
@@ -121,6 +141,10 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, key_bias = ctx.saved_tensors
+        if _runs_in_blocks(query):
+            gradient = gradient.unflatten(0, query.shape[:2])
+        if _gives_rows(query):
+            gradient = gradient.transpose(-2, -1)
         with _without_autocast(gradient):
             if gradient.device.type == "cpu" or torch.is_grad_enabled():
                 return _gradients(query, key, value, key_bias, gradient)
@@ -130,32 +154,34 @@ class _Attend(torch.autograd.Function):
 def _gradients(
     query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None, gradient: Tensor
 ) -> tuple[Tensor | None, ...]:
-    wide_key, wide_value = _at_least_float32(key), _at_least_float32(value)
+    heads = query.shape[:2]
+    q_all, k_all, v_all, bias = _merged(query, key, value, key_bias)
+    dy_all = gradient.flatten(0, 1)
     d_query, d_key, d_value, d_bias = [], [], [], []
-    for samples, positions in _blocks(query, key):
-        k, v = wide_key[samples], wide_value[samples]
-        row, dk, dv, db = [], torch.zeros_like(k), torch.zeros_like(v), k.new_zeros(k.shape[1], k.shape[-1])
+    for samples, positions in _blocks(q_all, k_all):
+        k, v, b = k_all[samples], v_all[samples], bias if key_bias is None else bias[samples]
+        row, dk, dv, db = [], torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(k[:, 0])
         for part in positions:
-            q = _at_least_float32(query[samples, ..., part])
-            dy = _at_least_float32(gradient[samples, ..., part])
-            weights = _coefficients(q, k, key_bias)
-            d_weights = dy.transpose(-2, -1) @ v
+            q = _at_least_float32(q_all[samples, :, part])
+            dy = _at_least_float32(dy_all[samples, :, part])
+            weights = _coefficients(q, k, b)
+            d_weights = torch.bmm(dy.transpose(1, 2), v)
             d_logits = weights * (d_weights - (weights * d_weights).sum(dim=-1, keepdim=True))
-            row.append((k @ d_logits.transpose(-2, -1)).to(query.dtype))
-            dk = dk + q @ d_logits
-            dv = dv + dy @ weights
+            row.append(torch.bmm(k, d_logits.transpose(1, 2)).to(query.dtype))
+            dk = dk + torch.bmm(q, d_logits)
+            dv = dv + torch.bmm(dy, weights)
             if key_bias is not None:
-                db = db + d_logits.sum(dim=(0, -2))
+                db = db + d_logits.sum(dim=1)
         d_query.append(_concatenate(row, -1))
         d_key.append(dk)
         d_value.append(dv)
         d_bias.append(db)
-    return (
-        _concatenate(d_query, 0),
-        _concatenate(d_key, 0).to(key.dtype),
-        _concatenate(d_value, 0).to(value.dtype),
-        None if key_bias is None else torch.stack(d_bias).sum(dim=0).to(key_bias.dtype),
-    )
+
+    def whole(parts: list[Tensor], like: Tensor) -> Tensor:
+        return _concatenate(parts, 0).unflatten(0, heads).to(like.dtype)
+
+    d_key_bias = None if key_bias is None else whole(d_bias, key_bias).sum(dim=0)
+    return whole(d_query, query), whole(d_key, key), whole(d_value, value), d_key_bias
 
 
 def _fused_gradients(inputs: Sequence[Any], gradient: Tensor, needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
@@ -167,7 +193,7 @@ def _fused_gradients(inputs: Sequence[Any], gradient: Tensor, needed: Sequence[b
         query, key, value, key_bias = leaves
         output = _fused(query, key, value, key_bias)
     wanted = [x for x in leaves if x is not None and x.requires_grad]
-    gradients = iter(torch.autograd.grad(output, wanted, gradient))
+    gradients = iter(torch.autograd.grad(output, wanted, gradient.transpose(-2, -1)))
     return tuple(next(gradients) if x is not None and x.requires_grad else None for x in leaves)
 
 

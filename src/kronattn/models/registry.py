@@ -1,0 +1,66 @@
+"""Models by name. A new network is one entry in a table of variants, or one line here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from kronattn.models.kanet import VARIANTS, KANet
+
+__all__ = ["MODELS", "create_model", "list_models"]
+
+MODELS: dict[str, Callable[..., nn.Module]] = {name: partial(KANet, name) for name in VARIANTS}
+
+# What timm wraps around a model that it builds.
+_TIMM_OPTIONS = ("features_only", "out_indices", "feature_cls")
+
+
+def list_models() -> list[str]:
+    """The names that :func:`create_model` knows.
+
+    Example:
+        >>> "kanet_kv" in list_models()
+        True
+    """
+    return list(MODELS)
+
+
+def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
+    """Build a network by its name.
+
+    Args:
+        name: one of :func:`list_models`.
+        pretrained: load the weights that come with the package.
+        options: the network's own, such as ``num_classes``, ``in_chans``, ``width``, ``drop_rate``; with timm
+            installed also timm's ``features_only`` and ``out_indices``.
+
+    Example:
+        >>> model = create_model("kanet_kv", num_classes=10)
+        >>> model(torch.randn(1, 3, 64, 64)).shape
+        torch.Size([1, 10])
+    """
+    if name not in MODELS:
+        nearest = difflib.get_close_matches(name, MODELS, n=1, cutoff=0.4)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else "known are " + ", ".join(MODELS)
+        raise ValueError(f"unknown model {name!r}: {hint}")
+    if pretrained:
+        raise ValueError(f"there are no pretrained weights for {name!r}: use pretrained=False")
+    if any(option in options for option in _TIMM_OPTIONS):
+        return _create_with_timm(name, options)
+    try:
+        return MODELS[name](**options)
+    except TypeError as error:
+        # Python's own message names a class and its __init__, which the caller has not heard of.
+        raise TypeError(f"{name}: {str(error).split('() ')[-1]}") from None
+
+
+def _create_with_timm(name: str, options: dict[str, Any]) -> nn.Module:
+    try:
+        import timm
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("features_only needs timm: pip install 'kronattn[timm]'", name="timm") from None
+    return timm.create_model(name, **options)

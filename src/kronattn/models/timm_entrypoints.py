@@ -1,0 +1,58 @@
+"""The networks as timm models: imported with timm, never without it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import nn
+
+from kronattn.models.kanet import VARIANTS, KANet
+
+__all__ = ["default_cfgs", *VARIANTS]
+
+_CONFIG = {
+    "url": "",
+    "num_classes": 1000,
+    "input_size": (3, 224, 224),
+    "pool_size": (7, 7),
+    "crop_pct": 0.875,
+    "interpolation": "bicubic",
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "first_conv": "stem.conv",
+    "classifier": "classifier",
+    "license": "apache-2.0",
+}
+
+default_cfgs = generate_default_cfgs({f"{name}.untrained": _CONFIG for name in VARIANTS})
+
+
+def _entrypoint(variant: str) -> Any:
+    def build(pretrained: bool = False, **options: Any) -> nn.Module:
+        _check_indices(options)
+        return build_model_with_cfg(
+            partial(KANet, variant),
+            variant,
+            pretrained,
+            feature_cfg={"flatten_sequential": True, "feature_cls": "list"},
+            **options,
+        )
+
+    build.__name__ = build.__qualname__ = variant
+    build.__doc__ = f"{variant} of *Kronecker Attention Networks*."
+    return build
+
+
+def _check_indices(options: dict[str, Any]) -> None:
+    """timm answers an index that is out of range with an IndexError from deep inside."""
+    indices = options.get("out_indices")
+    if options.get("features_only") and isinstance(indices, list | tuple):
+        for index in indices:
+            if not -5 <= index < 5:
+                raise ValueError(f"out_indices must lie between 0 and 4 (or -5 and -1), not {index}")
+
+
+for _name in VARIANTS:
+    globals()[_name] = register_model(_entrypoint(_name))

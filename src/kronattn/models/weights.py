@@ -1,0 +1,187 @@
+"""Weights from elsewhere: files and state dicts that must fit, and MobileNetV2's as a start for its relatives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+__all__ = ["Transfer", "load_mobilenetv2_weights", "load_weights"]
+
+
+def load_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load a state dict that must fit exactly; what does not fit is named in one line, and nothing is loaded.
+
+    Example:
+        >>> model = nn.Linear(2, 3)
+        >>> load_weights(model, {"weight": torch.zeros(3, 2)})
+        Traceback (most recent call last):
+        ...
+        ValueError: the weights do not fit Linear: missing bias
+    """
+    own = model.state_dict()
+    problems = []
+    missing = [key for key in own if key not in state]
+    unknown = [key for key in state if key not in own]
+    other = [
+        f"{key} is {tuple(state[key].shape)} and should be {tuple(own[key].shape)}"
+        for key in own
+        if key in state and state[key].shape != own[key].shape
+    ]
+    for what, keys in (("missing", missing), ("unknown", unknown), ("of another shape:", other)):
+        if keys:
+            problems.append(f"{what} {_some(keys)}")
+    if problems:
+        raise ValueError(f"the weights do not fit {type(model).__name__}: {'; '.join(problems)}")
+    model.load_state_dict(dict(state))
+
+
+@dataclass
+class Transfer:
+    """What a network took from another's weights.
+
+    ``taken``: whole tensors; ``in_part``: the leading part of a larger tensor, where the network has fewer channels;
+    ``left``: the network's own tensors that kept their initial values.
+    """
+
+    taken: list[str] = field(default_factory=list)
+    in_part: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.taken)} tensors taken, {len(self.in_part)} in part ({_some(self.in_part)}), "
+            f"{len(self.left)} left as they were ({_some(self.left)})"
+        )
+
+
+def load_mobilenetv2_weights(model: nn.Module, state: Mapping[str, Tensor]) -> Transfer:
+    """Start a network of Table 1's family from a MobileNetV2's weights: torchvision's, timm's or our own.
+
+    ``mobilenetv2`` itself takes everything and computes what the original does. The others take each tensor that
+    they share and, where their first convolutions make fewer channels, the leading part of it; what the attention
+    adds keeps its initial values. The classifier is taken where the number of classes is the same.
+
+    Args:
+        model: a :class:`kronattn.models.KANet` of any variant, of the same width.
+        state: MobileNetV2's state dict.
+
+    Returns:
+        A :class:`Transfer` that lists what was taken and what was not.
+
+    Example:
+        >>> from kronattn.models import create_model
+        >>> start = create_model("mobilenetv2", num_classes=10).state_dict()
+        >>> transfer = load_mobilenetv2_weights(create_model("kanet_kv", num_classes=10), start)
+        >>> len(transfer.taken), len(transfer.in_part), "stages.3.0.attn.value_map.weight" in transfer.left
+        (184, 130, True)
+    """
+    given = _our_names(state)
+    own = model.state_dict()
+    unknown = [key for key in given if key not in own and ".expand." not in key and ".depthwise." not in key]
+    if unknown or "stem.conv.weight" not in given:
+        raise ValueError(f"the weights are not a MobileNetV2's as in torchvision, timm or kronattn: {_some(unknown)}")
+    transfer = Transfer()
+    new = {}
+    for key, tensor in own.items():
+        source = given.get(key)
+        if source is None or source.dim() != tensor.dim():
+            transfer.left.append(key)
+        elif source.shape == tensor.shape:
+            new[key] = source
+            transfer.taken.append(key)
+        elif key.startswith("stages.") and all(s >= t for s, t in zip(source.shape, tensor.shape, strict=True)):
+            new[key] = source[tuple(slice(size) for size in tensor.shape)]
+            transfer.in_part.append(key)
+        elif key.startswith("classifier."):
+            transfer.left.append(key)
+        else:
+            raise ValueError(
+                f"{key} is {tuple(source.shape)} in the weights and {tuple(tensor.shape)} in the network: "
+                f"use the same width and in_chans"
+            )
+    model.load_state_dict(new, strict=False)
+    return transfer
+
+
+def _our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if any(key.startswith("features.") for key in state):
+        return _renamed(state, _TORCHVISION, _flat_positions())
+    if any(key.startswith("blocks.") for key in state):
+        return _renamed(state, _TIMM, _stage_positions())
+    return dict(state)
+
+
+# Where each of the 17 modules stands: torchvision counts them through, timm has seven stages, Table 1 ten rows.
+_REPEATS_OURS = (1, 2, 2, 1, 1, 3, 3, 1, 2, 1)
+_REPEATS_TIMM = (1, 2, 3, 4, 3, 3, 1)
+
+
+def _positions(repeats: tuple[int, ...]) -> list[str]:
+    return [f"{stage}.{block}" for stage, blocks in enumerate(repeats) for block in range(blocks)]
+
+
+def _flat_positions() -> dict[str, str]:
+    return {str(index + 1): ours for index, ours in enumerate(_positions(_REPEATS_OURS))}
+
+
+def _stage_positions() -> dict[str, str]:
+    return dict(zip(_positions(_REPEATS_TIMM), _positions(_REPEATS_OURS), strict=True))
+
+
+# (their name, ours); \\1 is the module's place, translated by the tables above. The first module has no expansion.
+_TORCHVISION = (
+    (r"features\.0\.0\.(.*)", r"stem.conv.\1"),
+    (r"features\.0\.1\.(.*)", r"stem.norm.\1"),
+    (r"features\.(1)\.conv\.0\.0\.(.*)", r"stages.@.depthwise.conv.\2"),
+    (r"features\.(1)\.conv\.0\.1\.(.*)", r"stages.@.depthwise.norm.\2"),
+    (r"features\.(1)\.conv\.1\.(.*)", r"stages.@.project.conv.\2"),
+    (r"features\.(1)\.conv\.2\.(.*)", r"stages.@.project.norm.\2"),
+    (r"features\.18\.0\.(.*)", r"head.conv.\1"),
+    (r"features\.18\.1\.(.*)", r"head.norm.\1"),
+    (r"features\.(\d+)\.conv\.0\.0\.(.*)", r"stages.@.expand.conv.\2"),
+    (r"features\.(\d+)\.conv\.0\.1\.(.*)", r"stages.@.expand.norm.\2"),
+    (r"features\.(\d+)\.conv\.1\.0\.(.*)", r"stages.@.depthwise.conv.\2"),
+    (r"features\.(\d+)\.conv\.1\.1\.(.*)", r"stages.@.depthwise.norm.\2"),
+    (r"features\.(\d+)\.conv\.2\.(.*)", r"stages.@.project.conv.\2"),
+    (r"features\.(\d+)\.conv\.3\.(.*)", r"stages.@.project.norm.\2"),
+    (r"classifier\.1\.(.*)", r"classifier.\1"),
+)
+_TIMM = (
+    (r"conv_stem\.(.*)", r"stem.conv.\1"),
+    (r"bn1\.(.*)", r"stem.norm.\1"),
+    (r"conv_head\.(.*)", r"head.conv.\1"),
+    (r"bn2\.(.*)", r"head.norm.\1"),
+    (r"blocks\.(0\.0)\.conv_dw\.(.*)", r"stages.@.depthwise.conv.\2"),
+    (r"blocks\.(0\.0)\.bn1\.(.*)", r"stages.@.depthwise.norm.\2"),
+    (r"blocks\.(0\.0)\.conv_pw\.(.*)", r"stages.@.project.conv.\2"),
+    (r"blocks\.(0\.0)\.bn2\.(.*)", r"stages.@.project.norm.\2"),
+    (r"blocks\.(\d+\.\d+)\.conv_pw\.(.*)", r"stages.@.expand.conv.\2"),
+    (r"blocks\.(\d+\.\d+)\.bn1\.(.*)", r"stages.@.expand.norm.\2"),
+    (r"blocks\.(\d+\.\d+)\.conv_dw\.(.*)", r"stages.@.depthwise.conv.\2"),
+    (r"blocks\.(\d+\.\d+)\.bn2\.(.*)", r"stages.@.depthwise.norm.\2"),
+    (r"blocks\.(\d+\.\d+)\.conv_pwl\.(.*)", r"stages.@.project.conv.\2"),
+    (r"blocks\.(\d+\.\d+)\.bn3\.(.*)", r"stages.@.project.norm.\2"),
+    (r"classifier\.(.*)", r"classifier.\1"),
+)
+
+
+def _renamed(
+    state: Mapping[str, Tensor], rules: tuple[tuple[str, str], ...], places: Mapping[str, str]
+) -> dict[str, Tensor]:
+    return {_rename(key, rules, places): tensor for key, tensor in state.items()}
+
+
+def _rename(key: str, rules: tuple[tuple[str, str], ...], places: Mapping[str, str]) -> str:
+    for pattern, ours in rules:
+        match = re.fullmatch(pattern, key)
+        if match:
+            return match.expand(ours).replace("@", places.get(match[1], "?"))
+    return key
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    listed = ", ".join(names[:most])
+    return listed + (f" and {len(names) - most} more" if len(names) > most else "")

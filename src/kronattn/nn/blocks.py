@@ -1,0 +1,253 @@
+"""The paper's four modules (section 3.5): MobileNetV2's bottleneck, with a skip, with attention, with both.
+
+All take (N, in_channels, h, w) to (N, out_channels, ⌈h/stride⌉, ⌈w/stride⌉). Written as in the paper, with c input
+channels, d output channels, an expansion rate r and a stride s; c·r is rounded where r is not whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from kronattn.nn.attention import KroneckerAttention
+
+__all__ = ["AttnModule", "AttnSkipModule", "BaseModule", "BaseSkipModule", "ConvNormAct", "Layer"]
+
+Layer = Callable[..., nn.Module]
+
+
+class ConvNormAct(nn.Module):
+    """A convolution without bias, a norm and, unless ``act_layer`` is None, an activation.
+
+    (N, in_channels, h, w) to (N, out_channels, ⌈h/stride⌉, ⌈w/stride⌉) for any odd kernel size.
+
+    Example:
+        >>> ConvNormAct(3, 32, kernel_size=3, stride=2)(torch.randn(1, 3, 33, 40)).shape
+        torch.Size([1, 32, 17, 20])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        kernel_size: int = 1,
+        stride: int = 1,
+        groups: int = 1,
+        norm_layer: Layer = nn.BatchNorm2d,
+        act_layer: Layer | None = nn.ReLU6,
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(
+            in_channels, out_channels, kernel_size, stride, padding=kernel_size // 2, groups=groups, bias=False
+        )
+        self.norm = norm_layer(out_channels)
+        self.act = nn.Identity() if act_layer is None else act_layer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.norm(self.conv(x)))
+
+
+class _Bottleneck(nn.Module):
+    """What the four share: a check of the arguments, the skip from input to output, the last convolution."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        stride: int,
+        expansion: float,
+        norm_layer: Layer,
+    ) -> None:
+        super().__init__()
+        if min(in_channels, out_channels) < 1:
+            raise ValueError(f"channels must be at least 1, not {in_channels} in and {out_channels} out")
+        if stride < 1:
+            raise ValueError(f"stride must be at least 1, not {stride}")
+        if expansion < 1:
+            raise ValueError(f"expansion must be at least 1, not {expansion}")
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.stride = stride
+        self.expanded = round(expansion * in_channels)  # rc
+        self.skips = stride == 1 and in_channels == out_channels
+        self.project = ConvNormAct(self.expanded, out_channels, norm_layer=norm_layer, act_layer=None)
+
+
+class BaseModule(_Bottleneck):
+    """BaseModule: MobileNetV2's bottleneck with inverted residuals.
+
+    1×1 convolution to rc channels, 3×3 depth-wise convolution of stride s, 1×1 convolution to d channels; the
+    input is added where s = 1 and c = d. At r = 1 there is nothing to expand, and no first convolution.
+
+    Example:
+        >>> BaseModule(16, 24, stride=2)(torch.randn(1, 16, 15, 20)).shape
+        torch.Size([1, 24, 8, 10])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        stride: int = 1,
+        expansion: float = 6,
+        norm_layer: Layer = nn.BatchNorm2d,
+        act_layer: Layer = nn.ReLU6,
+    ) -> None:
+        super().__init__(in_channels, out_channels, stride=stride, expansion=expansion, norm_layer=norm_layer)
+        layers: dict[str, Any] = {"norm_layer": norm_layer, "act_layer": act_layer}
+        new = self._new_channels()
+        self.expand = ConvNormAct(in_channels, new, **layers) if new else None
+        self.depthwise = ConvNormAct(
+            self.expanded, self.expanded, kernel_size=3, stride=stride, groups=self.expanded, **layers
+        )
+
+    def _new_channels(self) -> int:
+        """How many channels the first convolution makes; 0 where there is no first convolution."""
+        return 0 if self.expanded == self.in_channels else self.expanded
+
+    def forward(self, x: Tensor) -> Tensor:
+        expanded = x if self.expand is None else self.expand(x)
+        y = self.project(self.depthwise(expanded))
+        return x + y if self.skips else y
+
+
+class BaseSkipModule(BaseModule):
+    """BaseSkipModule: a BaseModule whose first convolution makes (r − 1)c channels and keeps the input beside them.
+
+    The c input channels join the (r − 1)c new ones: fewer parameters, feature reuse, a shorter way back for the
+    gradient.
+
+    Example:
+        >>> BaseSkipModule(16, 24, stride=2)(torch.randn(1, 16, 15, 20)).shape
+        torch.Size([1, 24, 8, 10])
+    """
+
+    def _new_channels(self) -> int:
+        return self.expanded - self.in_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.project(self.depthwise(x if self.expand is None else self._expand_beside(self.expand, x)))
+        return x + y if self.skips else y
+
+    @staticmethod
+    def _expand_beside(expand: ConvNormAct, x: Tensor) -> Tensor:
+        new = expand.norm(expand.conv(x))
+        if isinstance(expand.act, nn.ReLU6):
+            return _relu6_beside(new, x)
+        return torch.cat([expand.act(new), x], dim=1)
+
+
+class AttnModule(_Bottleneck):
+    """AttnModule: a bottleneck of expansion r − 1 beside an attention operator that gives the missing c channels.
+
+    The original path extracts local features, the attention path global ones from the module's input (average
+    pooled by s where s > 1). The last convolution reads both.
+
+    Args:
+        in_channels: c.
+        out_channels: d.
+        stride: s.
+        expansion: r; at r = 1 the attention path is the only one.
+        attn_layer: builds any attention from its number of channels; ``KroneckerAttention`` by default.
+        norm_layer, act_layer: build the norm and the activation of the convolutions.
+
+    Example:
+        >>> from kronattn.nn import DenseAttention
+        >>> AttnModule(16, 24, stride=2, attn_layer=DenseAttention)(torch.randn(1, 16, 15, 20)).shape
+        torch.Size([1, 24, 8, 10])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        stride: int = 1,
+        expansion: float = 6,
+        attn_layer: Layer = KroneckerAttention,
+        norm_layer: Layer = nn.BatchNorm2d,
+        act_layer: Layer = nn.ReLU6,
+    ) -> None:
+        super().__init__(in_channels, out_channels, stride=stride, expansion=expansion, norm_layer=norm_layer)
+        layers: dict[str, Any] = {"norm_layer": norm_layer, "act_layer": act_layer}
+        new = self.expanded - in_channels
+        self.expand = ConvNormAct(in_channels, new, **layers) if new else None
+        self.depthwise = ConvNormAct(new, new, kernel_size=3, stride=stride, groups=new, **layers) if new else None
+        self.attn = attn_layer(in_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        attended = self._attend(x)
+        if self.expand is None or self.depthwise is None:
+            y = self.project(attended)
+        else:
+            y = self._project_both(self.depthwise(self.expand(x)), attended)
+        return x + y if self.skips else y
+
+    def _attend(self, x: Tensor) -> Tensor:
+        attended = self.attn(x)
+        return attended if self.stride == 1 else F.avg_pool2d(attended, self.stride, ceil_mode=True)
+
+    def _project_both(self, local: Tensor, attended: Tensor) -> Tensor:
+        """The last convolution of both paths side by side, as a sum of two: nothing is copied to be concatenated."""
+        weight = self.project.conv.weight
+        new = self.expanded - self.in_channels
+        y = _plus_product(F.conv2d(local, weight[:, :new]), weight[:, new:], attended)
+        return self.project.act(self.project.norm(y))
+
+
+class AttnSkipModule(AttnModule):
+    """AttnSkipModule: an AttnModule that adds its input to what the attention gives, where s = 1.
+
+    Example:
+        >>> AttnSkipModule(16, 24)(torch.randn(1, 16, 15, 20)).shape
+        torch.Size([1, 24, 15, 20])
+    """
+
+    def _attend(self, x: Tensor) -> Tensor:
+        return super()._attend(x) if self.stride > 1 else self.attn(x) + x
+
+
+@fx.wrap
+def _plus_product(y: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    """y plus a 1×1 convolution of x, added up inside the matrix product, in y's memory format.
+
+    Args:
+        y: (N, d, h, w).
+        weight: (d, c, 1, 1).
+        x: (N, c, h, w).
+    """
+    matrix = weight.flatten(1)
+    if y.stride(1) == 1:
+        rows = torch.addmm(y.permute(0, 2, 3, 1).flatten(0, 2), x.permute(0, 2, 3, 1).flatten(0, 2), matrix.t())
+        return rows.view(y.shape[0], *y.shape[2:], -1).permute(0, 3, 1, 2)
+    columns = torch.baddbmm(y.flatten(2), matrix.expand(y.shape[0], *matrix.shape), x.flatten(2))
+    return columns.view(y.shape)
+
+
+@fx.wrap
+def _relu6_beside(new: Tensor, x: Tensor) -> Tensor:
+    """relu6(new) and x, concatenated: (N, a, h, w) and (N, b, h, w) give (N, a + b, h, w).
+
+    In inference the activation writes where the concatenation would have copied it to, which saves a pass over the
+    widest tensor of the module. A compiler does this by itself.
+    """
+    captured = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    if captured or torch.is_grad_enabled() or new.dtype != x.dtype or new.device.type == "meta":
+        return torch.cat([F.relu6(new), x], dim=1)
+    side_by_side = new.stride(1) == 1
+    both = torch.empty(
+        (new.shape[0], new.shape[1] + x.shape[1], *new.shape[2:]),
+        dtype=new.dtype,
+        device=new.device,
+        memory_format=torch.channels_last if side_by_side else torch.contiguous_format,
+    )
+    torch.clamp(new, 0, 6, out=both[:, : new.shape[1]])
+    both[:, new.shape[1] :] = x
+    return both
