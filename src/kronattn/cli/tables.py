@@ -8,14 +8,9 @@ import typer
 
 from kronattn.cli.output import check_writable, console, print_json, progress, write_atomically
 
-__all__ = ["app", "operators"]
+__all__ = ["app", "networks", "operators"]
 
 app = typer.Typer(no_args_is_help=True, help="The paper's tables, recomputed beside the printed values.")
-
-
-# A callback keeps `operators` a sub-command of its own while it is the only table.
-@app.callback()
-def _tables() -> None: ...
 
 
 @app.command()
@@ -23,7 +18,7 @@ def operators(
     device: str = typer.Option("cpu", help="Where to run: cpu, cuda, cuda:1."),
     dtype: str = typer.Option("float32", help="float32, float16, bfloat16 or float64."),
     memory_budget: float | None = typer.Option(
-        None, help="Gigabytes; operators that need more are left out. [default: 4, half of a GPU's]"
+        None, help="Gigabytes; operators that need more are left out. By default 2, or half of a GPU's."
     ),
     quick: bool = typer.Option(False, "--quick", help="Small grids only, in a second or two."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the tables."),
@@ -61,7 +56,7 @@ def operators(
         QUICK_CASES if quick else CASES,
         device=on,
         dtype=of,
-        seconds=0.1 if quick else 3.0,
+        seconds=0.1 if quick else 4.0,
         memory_budget=None if memory_budget is None else int(memory_budget * 1e9),
         track=lambda cases: progress(cases, "Measuring"),
     )
@@ -75,3 +70,22 @@ def operators(
     console.print(", ".join(f"{name} {value}" for name, value in measured.environment.items()), style="dim")
     if output is not None:
         console.print(f"Figure: {output}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def networks(
+    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the tables."),
+) -> None:
+    """Recompute Tables 3, 4 and 5: parameters and multiply-adds of every network.
+
+    Example: kronattn tables networks --json
+    """
+    from kronattn.tables.networks import measure_networks, network_tables, to_json
+    from kronattn.tables.rendering import to_rich
+
+    measured = measure_networks(track=lambda rows: progress(rows, "Counting"))
+    if json:
+        print_json(to_json(measured))
+        return
+    for table in network_tables(measured):
+        console.print(to_rich(table, width=console.width))

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 __all__ = ["available_memory", "peak_memory"]
 
 
-def peak_memory(call: Callable[[], Any], *, device: str | torch.device = "cpu") -> int:
+def peak_memory(call: Callable[[], Any], *, device: str | torch.device = "cpu", warm_up: bool = True) -> int:
     """Measure how many bytes a call has allocated at its peak, beyond what was allocated before it.
 
     The call's output counts, its input does not. The call runs in inference mode, once to warm up and once to be
@@ -24,6 +24,7 @@ def peak_memory(call: Callable[[], Any], *, device: str | torch.device = "cpu") 
     Args:
         call: takes no arguments; its result is kept until the measurement ends.
         device: where it allocates, "cpu" or a CUDA device.
+        warm_up: whether to run it once before; not needed if it has run already.
 
     Returns:
         Bytes. On a GPU every allocation is rounded up to a multiple of 512.
@@ -36,7 +37,8 @@ def peak_memory(call: Callable[[], Any], *, device: str | torch.device = "cpu") 
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"memory can be measured on cpu and cuda, not on {device.type}")
     with torch.inference_mode():
-        call()
+        if warm_up:
+            call()
         return _peak_on_cpu(call) if device.type == "cpu" else _peak_on_cuda(call, device)
 
 

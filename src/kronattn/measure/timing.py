@@ -13,41 +13,45 @@ import torch
 
 __all__ = ["Timing", "time_calls"]
 
+# Seconds beyond which what a first call does besides (allocate, compile) no longer shows.
+_LONG = 0.5
+
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds that one call takes: the median over the rounds, and the quartiles around it.
+    """Seconds that one call takes: the median over its turns, and the quartiles around it.
 
-    >>> Timing(median=2e-3, lower=1.9e-3, upper=2.2e-3, rounds=9).median
+    >>> Timing(median=2e-3, lower=1.9e-3, upper=2.2e-3, turns=9).median
     0.002
     """
 
     median: float
     lower: float
     upper: float
-    rounds: int
+    turns: int
 
 
 def time_calls(
     calls: Mapping[str, Callable[[], Any]],
     *,
     device: str | torch.device = "cpu",
-    seconds: float = 3.0,
-    least_rounds: int = 3,
-    most_rounds: int = 25,
+    seconds: float = 4.0,
+    least: int = 3,
+    most: int = 15,
     sample_seconds: float = 0.02,
 ) -> dict[str, Timing]:
     """Time several calls against each other, in inference mode.
 
-    The calls take turns, round after round, so that whatever else the machine does meets them all alike. In its
-    turn a call runs once or, if it is short, as often as it takes to fill ``sample_seconds``.
+    The calls take turns, spread evenly over the run, so that whatever else the machine does meets them all alike.
+    In its turn a call runs once or, if it is short, once to warm up and then as often as it takes to fill
+    ``sample_seconds``, of which the median counts. Short calls have more turns than long ones.
 
     Args:
         calls: by name; none takes arguments.
         device: where they run: on CUDA devices the GPU's own clock is read.
-        seconds: that all rounds together should take; the fewest rounds may take longer.
-        least_rounds, most_rounds: bounds on the number of rounds.
-        sample_seconds: that one measurement of a short call should take.
+        seconds: that all turns together should take; the fewest turns may take longer.
+        least, most: bounds on the number of turns of a call.
+        sample_seconds: that one turn of a short call should take.
 
     Returns:
         A :class:`Timing` for each name.
@@ -60,34 +64,59 @@ def time_calls(
     """
     device = torch.device(device)
     measure = _seconds_on_cuda if device.type == "cuda" else _seconds_on_cpu
-    repeats: dict[str, int] = {}
-    samples: dict[str, list[float]] = {name: [] for name in calls}
     with torch.inference_mode():
-        cost = 0.0
-        for name, call in calls.items():
-            once = _warm_up(call, measure, device)
-            repeats[name] = max(1, math.ceil(sample_seconds / once))
-            cost += once * repeats[name]
-        rounds = min(most_rounds, max(least_rounds, int(seconds / max(cost, 1e-9))))
-        for _ in range(rounds):
-            for name, call in calls.items():
-                samples[name].append(measure(call, repeats[name], device))
+        samples = {name: _warm_up(call, measure, device) for name, call in calls.items()}
+        once = {name: max(1e-7, min(values)) for name, values in samples.items()}
+        repeats = {name: max(1, math.ceil(sample_seconds / once[name])) for name in calls}
+        turns = _turns({name: once[name] * repeats[name] for name in calls}, seconds, least, most)
+        for name, values in samples.items():
+            if once[name] > _LONG:
+                turns[name] -= 1  # its warm-up was as good as a turn
+            else:
+                values.clear()
+        for name in _schedule(turns):
+            if repeats[name] > 1:
+                # Another call had the caches and the allocator to itself in between.
+                calls[name]()
+            samples[name].append(measure(calls[name], repeats[name], device))
     return {name: _summary(values) for name, values in samples.items()}
 
 
-def _warm_up(call: Callable[[], Any], measure: Callable[..., float], device: torch.device) -> float:
-    """A first estimate of a call's seconds. The very first call is not it: it may compile and allocate."""
+def _turns(costs: Mapping[str, float], seconds: float, least: int, most: int) -> dict[str, int]:
+    """Share out the time: what the cheaper calls leave of their share goes to the dearer ones."""
+    turns = {}
+    for rank, (name, cost) in enumerate(sorted(costs.items(), key=lambda item: item[1])):
+        turns[name] = min(most, max(least, int(seconds / (len(costs) - rank) / cost)))
+        seconds -= turns[name] * cost
+    return {name: turns[name] for name in costs}
+
+
+def _schedule(turns: Mapping[str, int]) -> list[str]:
+    """Names in the order of their turns, each name's spread evenly.
+
+    >>> _schedule({"long": 1, "short": 2})
+    ['short', 'long', 'short']
+    """
+    moments = [((turn + 0.5) / count, name) for name, count in turns.items() for turn in range(count)]
+    return [name for _, name in sorted(moments, key=lambda moment: moment[0])]
+
+
+def _warm_up(call: Callable[[], Any], measure: Callable[..., float], device: torch.device) -> list[float]:
+    """First estimates of a call's seconds; the very first call is only one for those that take long anyway."""
+    if device.type == "cuda":
+        call()  # kernels are loaded, some are compiled
     first = measure(call, 1, device)
-    if first > 0.5:
-        return first
-    return max(1e-7, min(measure(call, 1, device) for _ in range(3)))
+    return [first] if first > _LONG else [measure(call, 1, device) for _ in range(3)]
 
 
 def _seconds_on_cpu(call: Callable[[], Any], repeats: int, _: torch.device) -> float:
-    start = time.perf_counter()
+    # The median and not the mean: a thread that has to wait for its core makes one call a hundred times longer.
+    durations = []
     for _repeat in range(repeats):
+        start = time.perf_counter()
         call()
-    return (time.perf_counter() - start) / repeats
+        durations.append(time.perf_counter() - start)
+    return statistics.median(durations)
 
 
 def _seconds_on_cuda(call: Callable[[], Any], repeats: int, device: torch.device) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ __all__ = [
     "FIGURE_SUFFIXES",
     "Cell",
     "Column",
+    "Group",
     "Table",
     "figure_bytes",
     "format_percent",
@@ -54,23 +55,35 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table as plain data: groups of rows are set apart from each other; notes stand below.
+class Group:
+    """Rows that belong together, under a title of their own if it is not empty.
 
-    >>> Table("Sizes", [Column("MB")], groups=[[[Cell("1.5")]]]).groups[0][0][0].text
+    >>> len(Group("8×14²×8", [[Cell("Attn")], [Cell("KAO_KV")]]).rows)
+    2
+    """
+
+    title: str
+    rows: Sequence[Sequence[Cell]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as plain data; its notes stand below.
+
+    >>> Table("Sizes", [Column("MB")], [Group("", [[Cell("1.5")]])]).groups[0].rows[0][0].text
     '1.5'
     """
 
     title: str
     columns: Sequence[Column]
-    groups: Sequence[Sequence[Sequence[Cell]]]
+    groups: Sequence[Group]
     notes: Sequence[str] = ()
 
 
 def to_rich(table: Table, *, width: int) -> rich.table.Table:
-    """Return a table for a terminal ``width`` characters wide: printed values beside ours or, if that is too wide, below.
+    """Return a table for a terminal of that width: printed values beside ours or, if that is too wide, below.
 
-    >>> to_rich(Table("Sizes", [Column("MB")], groups=[[[Cell("1.5", printed="2MB")]]]), width=80).row_count
+    >>> to_rich(Table("Sizes", [Column("MB")], [Group("", [[Cell("1.5", printed="2MB")]])]), width=80).row_count
     1
     """
     from rich.console import Console
@@ -92,6 +105,7 @@ def _to_rich(table: Table, *, separator: str) -> rich.table.Table:
         box=rich.box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
+        show_edge=False,
         title_justify="left",
         title_style="bold",
     )
@@ -104,7 +118,9 @@ def _to_rich(table: Table, *, separator: str) -> rich.table.Table:
         )
     tones = {"good": "green", "bad": "red", "": ""}
     for group in table.groups:
-        for row in group:
+        if group.title:
+            shown.add_row(Text(group.title, style="bold"))
+        for row in group.rows:
             texts = []
             for cell in row:
                 text = Text(cell.text, style=tones[cell.tone])
@@ -119,11 +135,11 @@ def _to_rich(table: Table, *, separator: str) -> rich.table.Table:
 def to_html(table: Table) -> str:
     """Return a table as HTML, in a box that scrolls sideways on a narrow screen.
 
-    >>> "<td" in to_html(Table("Sizes", [Column("MB")], groups=[[[Cell("1.5")]]]))
+    >>> "<td" in to_html(Table("Sizes", [Column("MB")], [Group("", [[Cell("1.5")]])]))
     True
     """
     heads = "".join(f'<th scope="col"{_class(column)}>{escape(column.title)}</th>' for column in table.columns)
-    bodies = "\n".join(f"<tbody>\n{_html_rows(table.columns, group)}\n</tbody>" for group in table.groups)
+    bodies = "\n".join(_html_group(table, group) for group in table.groups)
     notes = "".join(f"<p>{escape(note)}</p>" for note in table.notes)
     return (
         f'<div class="table"><table>\n<caption>{escape(table.title)}</caption>\n'
@@ -132,17 +148,27 @@ def to_html(table: Table) -> str:
     )
 
 
-def _html_rows(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
-    return "\n".join(
-        "<tr>" + "".join(_html_cell(column, cell) for column, cell in zip(columns, row, strict=True)) + "</tr>"
-        for row in rows
-    )
+def _html_group(table: Table, group: Group) -> str:
+    # Where a column holds printed values, every cell leaves room for one, so that ours stay aligned.
+    with_printed = [any(cells[at].printed for cells in _all_rows(table)) for at in range(len(table.columns))]
+    rows = []
+    if group.title:
+        title = f'<th scope="rowgroup" colspan="{len(table.columns)}">{escape(group.title)}</th>'
+        rows.append(f'<tr class="group">{title}</tr>')
+    for row in group.rows:
+        cells = zip(table.columns, row, with_printed, strict=True)
+        rows.append("<tr>" + "".join(_html_cell(column, cell, room) for column, cell, room in cells) + "</tr>")
+    return "<tbody>\n" + "\n".join(rows) + "\n</tbody>"
 
 
-def _html_cell(column: Column, cell: Cell) -> str:
-    printed = f'<span class="printed">{escape(cell.printed)}</span>' if cell.printed else ""
+def _html_cell(column: Column, cell: Cell, room: bool) -> str:
+    printed = f'<span class="printed">{escape(cell.printed)}</span>' if room else ""
     text = f'<span class="{cell.tone}">{escape(cell.text)}</span>' if cell.tone else escape(cell.text)
     return f"<td{_class(column)}>{text}{printed}</td>"
+
+
+def _all_rows(table: Table) -> Iterator[Sequence[Cell]]:
+    return (row for group in table.groups for row in group.rows)
 
 
 def _class(column: Column) -> str:
@@ -179,12 +205,16 @@ def require_matplotlib(wanted_by: str) -> None:
 
 
 def format_percent(fraction: float) -> str:
-    """Format a fraction with two decimals, as the paper prints its savings.
+    """Format a fraction with two decimals, as the paper prints its savings; more where it would round to 100%.
 
-    >>> format_percent(1 - 39_388_160 / 157_552_640)
-    '75.00%'
+    >>> format_percent(1 - 39_388_160 / 157_552_640), format_percent(0.99998)
+    ('75.00%', '99.998%')
     """
-    return f"{fraction:.2%}"
+    for decimals in range(2, 8):
+        text = f"{fraction:.{decimals}%}"
+        if fraction >= 1 or float(text[:-1]) < 100:
+            break
+    return text
 
 
 def format_ratio(ratio: float) -> str:

@@ -110,7 +110,7 @@ def _pooled_positions(case: Case) -> int:
 OPERATORS: dict[str, Operator] = {
     "attn": Operator("Attn", BuiltAttention, lambda case: case.positions),
     "attn_pool": Operator("Attn+Pool", lambda channels: BuiltAttention(channels, pool=2), _pooled_positions),
-    "attn_fused": Operator("Attn, fused", FusedAttention, takes_rows=True),
+    "attn_fused": Operator("Fused", FusedAttention, takes_rows=True),
     "kao_kv": Operator("KAO_KV", lambda channels: KroneckerAttention(channels, "kv", coefficient_norm=None)),
     "kao_qkv": Operator("KAO_QKV", lambda channels: KroneckerAttention(channels, "qkv", coefficient_norm=None)),
 }

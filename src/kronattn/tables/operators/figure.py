@@ -56,6 +56,9 @@ def draw_operators(rows: Sequence[Row]) -> Figure:
     if any(row.paper for row in rows):
         handles.append(axis.plot([], [], "x", color="#4a5568", alpha=0.6, markersize=6)[0])
         labels.append("as printed")
+    if any(not _is_square(row) for row in rows):
+        handles.append(axis.plot([], [], "o", color="#4a5568", markersize=7, markerfacecolor="none")[0])
+        labels.append("other grids")
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure
 
@@ -64,8 +67,8 @@ def _draw_operator(axis: Any, rows: Sequence[Row], value: Callable[[Row], float]
     if not rows:
         return
     colour, marker = _STYLES[rows[0].operator]
-    lines = [row for row in rows if len(set(row.case.grid)) == 1 and len(row.case.grid) == 2]
-    others = [row for row in rows if row not in lines]
+    lines = [row for row in rows if _is_square(row)]
+    others = [row for row in rows if not _is_square(row)]
     label = OPERATORS[rows[0].operator].label
     axis.plot(
         [row.case.positions for row in lines],
@@ -97,9 +100,13 @@ def _draw_operator(axis: Any, rows: Sequence[Row], value: Callable[[Row], float]
 
 
 def _name_grids(axis: Any, rows: Sequence[Row]) -> None:
-    sizes = sorted({row.case.grid[0] for row in rows if len(row.case.grid) == 2 and len(set(row.case.grid)) == 1})
+    sizes = sorted({row.case.grid[0] for row in rows if _is_square(row)})
     axis.set_xticks([size**2 for size in sizes], [f"{size}²" for size in sizes])
     axis.minorticks_off()
+
+
+def _is_square(row: Row) -> bool:
+    return len(row.case.grid) == 2 and row.case.grid[0] == row.case.grid[1]
 
 
 def _number(printed: str) -> float:

@@ -29,8 +29,8 @@ CASES = (
 )
 QUICK_CASES = (Case((14, 14)), Case((28, 28)), Case((4, 8, 8)))
 
-_MEMORY_BUDGET = 4 * 10**9
-_LONGEST_CALL = 4.0
+_MEMORY_BUDGET = 2 * 10**9
+_LONGEST_CALL = 1.5
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,17 @@ class Row:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """An operator that was not run on a case, and why."""
+    """An operator that was not run on a case: what it would have needed, and what was allowed."""
 
     case: Case
     operator: str
-    reason: str
+    needed: str
+    allowed: str
+
+    @property
+    def reason(self) -> str:
+        """Why it was not run, in words."""
+        return f"would need {self.needed}, more than {self.allowed}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def measure_operators(
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
-    seconds: float = 3.0,
+    seconds: float = 4.0,
     memory_budget: int | None = None,
     longest_call: float = _LONGEST_CALL,
     track: Callable[[Sequence[Case]], Iterable[Case]] = iter,
@@ -91,8 +97,8 @@ def measure_operators(
     Args:
         cases: smaller ones first: times of small cases tell which large ones would take too long.
         device, dtype: of the feature maps.
-        seconds: of timing for each case; a few rounds are run however long they take.
-        memory_budget: bytes; operators that would need more are left out. By default 4 GB, or half of what is
+        seconds: of timing for each case; every operator runs a few times however long that takes.
+        memory_budget: bytes; operators that would need more are left out. By default 2 GB, or half of what is
             available if that is less; on a GPU half of what is available.
         longest_call: seconds; operators whose single call would take longer are left out.
         track: may wrap the loop over cases, in a progress bar for instance.
@@ -112,11 +118,11 @@ def measure_operators(
         madd = {name: _madd_of_one_sample(name, case) for name in OPERATORS}
         chosen = []
         for name in OPERATORS:
-            reason = _reason_to_leave_out(name, case, madd[name], measured.rows, budget, longest_call, dtype)
-            if reason is None:
+            limit = _exceeded(name, case, madd[name], measured.rows, budget, longest_call, dtype)
+            if limit is None:
                 chosen.append(name)
             else:
-                measured.left_out.append(LeftOut(case, name, reason))
+                measured.left_out.append(LeftOut(case, name, *limit))
         measured.rows.extend(_measure_case(case, chosen, madd, device, dtype, seconds))
     return measured
 
@@ -128,7 +134,7 @@ def _measure_case(
     x = torch.randn(case.batch, case.channels, *case.grid, generator=generator).to(device, dtype)
     calls = {name: _call(_module(name, case).to(device, dtype), OPERATORS[name].input_of(x)) for name in chosen}
     timings = time_calls(calls, device=device, seconds=seconds)
-    memory = {name: peak_memory(call, device=device) for name, call in calls.items()}
+    memory = {name: peak_memory(call, device=device, warm_up=False) for name, call in calls.items()}
 
     def times_as_fast(as_what: str, name: str) -> float | None:
         return timings[as_what].median / timings[name].median if as_what in timings else None
@@ -163,7 +169,7 @@ def _madd_of_one_sample(name: str, case: Case) -> int:
     return count_madd(_module(name, case), OPERATORS[name].input_of(x))
 
 
-def _reason_to_leave_out(
+def _exceeded(
     name: str,
     case: Case,
     madd: int,
@@ -171,15 +177,16 @@ def _reason_to_leave_out(
     budget: int,
     longest: float,
     dtype: torch.dtype,
-) -> str | None:
+) -> tuple[str, str] | None:
+    """What the operator would need and the limit that this exceeds; None if it may run."""
     needed = OPERATORS[name].bytes_needed(case, dtype.itemsize)
     if needed > budget:
-        return f"needs {needed / 1e9:,.1f} GB of memory, more than the {budget / 1e9:,.1f} GB allowed"
+        return f"{needed / 1e9:,.1f} GB", f"{budget / 1e9:,.1f} GB of memory"
     largest = max((row for row in earlier if row.operator == name), key=lambda row: row.madd, default=None)
     if largest is not None and largest.madd < madd:
         seconds = largest.timing.median * madd / largest.madd
         if seconds > longest:
-            return f"a call would take about {seconds:,.0f} s, more than the {longest:,.0f} s allowed"
+            return f"about {seconds:,.1f} s", f"{longest:g} s for a call"
     return None
 
 

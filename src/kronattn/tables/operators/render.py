@@ -6,14 +6,15 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from kronattn.tables.operators.candidates import OPERATORS
+from kronattn.tables.operators.candidates import OPERATORS, Case
 from kronattn.tables.operators.measurement import Measurement, Row
-from kronattn.tables.rendering import Cell, Column, Table, format_percent, format_ratio, format_significant
+from kronattn.tables.operators.printed import PRINTED
+from kronattn.tables.rendering import Cell, Column, Group, Table, format_percent, format_ratio, format_significant
 
 __all__ = ["operator_tables", "to_json"]
 
+_NOTHING = "–"
 _COLUMNS = (
-    Column("Input", numeric=False),
     Column("Operator", numeric=False),
     Column("MAdd"),
     Column("Saved"),
@@ -21,7 +22,7 @@ _COLUMNS = (
     Column("Saved"),
     Column("ms"),
     Column("Speed-up"),
-    Column("Over fused"),
+    Column("vs fused"),
 )
 
 
@@ -33,13 +34,14 @@ def operator_tables(measured: Measurement) -> list[Table]:
         >>> [table.title for table in operator_tables(measure_operators([Case((14, 14))], seconds=0.01))]
         ["The paper's Table 2, recomputed"]
     """
-    inside = [row for row in measured.rows if _in_paper(row)]
-    beyond = [row for row in measured.rows if not _in_paper(row)]
+    inside = [row for row in measured.rows if _in_paper(row.case)]
+    beyond = [row for row in measured.rows if not _in_paper(row.case)]
     tables = []
     if inside:
         notes = [
-            "Input: batch × grid × channels. MAdd: multiply-adds for one sample. MB: 10⁶ bytes allocated at the "
-            "peak, output included. ms: median for the whole batch. Grey: as printed in the paper.",
+            "Sizes are batch × grid × channels. MAdd: multiply-adds for one sample. MB: 10⁶ bytes allocated at the "
+            "peak, output included. ms: median for the whole batch. Savings and speed-up: over Attn. "
+            "Grey: as printed in the paper.",
             "Attn builds its coefficient matrix, as the paper's does. The printed megabytes come to about four "
             "such matrices; the peak here holds two. The fused operator is not in the paper: same result as "
             "Attn, by PyTorch's fused kernel.",
@@ -91,34 +93,38 @@ def to_json(measured: Measurement) -> dict[str, Any]:
     }
 
 
-def _in_paper(row: Row) -> bool:
-    """Whether the paper has the row's case; the fused operator's rows stand among them though it has none."""
-    from kronattn.tables.operators.printed import PRINTED
-
-    return (row.case.batch, row.case.channels) == (8, 8) and (row.case.grid, "attn") in PRINTED
+def _in_paper(case: Case) -> bool:
+    """Whether the paper has the case; the fused operator's rows stand among the paper's though it has none."""
+    return (case.batch, case.channels) == (8, 8) and (case.grid, "attn") in PRINTED
 
 
 def _table(title: str, rows: Iterable[Row], notes: Sequence[str]) -> Table:
-    groups = [[_cells(row) for row in group] for _, group in groupby(rows, key=lambda row: row.case)]
-    for group in groups:
-        for cells in group[1:]:
-            cells[0] = Cell("")
-    return Table(title, _COLUMNS, groups, notes)
+    groups = [(case, [_cells(row) for row in group]) for case, group in groupby(rows, key=lambda row: row.case)]
+    cells = [row for _, group in groups for row in group]
+    # Beyond some size regular attention is nowhere run, and the columns that compare with it have nothing to say.
+    shown = [at for at in range(len(_COLUMNS)) if any(row[at].text != _NOTHING for row in cells)]
+    return Table(
+        title,
+        [_COLUMNS[at] for at in shown],
+        [Group(case.label, [[row[at] for at in shown] for row in group]) for case, group in groups],
+        notes,
+    )
 
 
 def _cells(row: Row) -> list[Cell]:
     paper = row.paper or {}
 
     def ratio(value: float | None) -> str:
-        return "–" if value is None else format_ratio(value)
+        return _NOTHING if value is None else format_ratio(value)
+
+    saving = _NOTHING if row.memory_saving is None else format_percent(row.memory_saving)
 
     return [
-        Cell(row.case.label),
         Cell(OPERATORS[row.operator].label),
         Cell(f"{row.madd:,}", paper.get("madd", "")),
         Cell(format_percent(row.cost_saving), paper.get("cost_saving", "")),
         Cell(format_significant(row.memory_bytes / 1e6), paper.get("memory", "")),
-        Cell("–" if row.memory_saving is None else format_percent(row.memory_saving), paper.get("memory_saving", "")),
+        Cell(saving, paper.get("memory_saving", "")),
         Cell(format_significant(row.time_ms), paper.get("time", "")),
         Cell(ratio(row.speedup), paper.get("speedup", "")),
         Cell(ratio(row.speedup_over_fused)),
@@ -126,11 +132,9 @@ def _cells(row: Row) -> list[Cell]:
 
 
 def _left_out(measured: Measurement, in_paper: bool) -> list[str]:
-    from kronattn.tables.operators.printed import PRINTED
-
-    missing = [
-        f"{OPERATORS[one.operator].label} at {one.case.label} ({one.reason})"
-        for one in measured.left_out
-        if ((one.case.grid, "attn") in PRINTED) == in_paper
-    ]
-    return [f"Left out: {'; '.join(missing)}."] if missing else []
+    by_limit: dict[str, list[str]] = {}
+    for one in measured.left_out:
+        if _in_paper(one.case) == in_paper:
+            entry = f"{OPERATORS[one.operator].label} at {one.case.label} ({one.needed})"
+            by_limit.setdefault(one.allowed, []).append(entry)
+    return [f"Left out, as needing more than {limit}: {', '.join(names)}." for limit, names in by_limit.items()]

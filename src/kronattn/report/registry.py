@@ -1,0 +1,14 @@
+"""The sections of the report, in order. A new one is a file with a ``build`` function, and one line here."""
+
+from __future__ import annotations
+
+from kronattn.report import networks, operators, theorem
+from kronattn.report.section import Section
+
+__all__ = ["SECTIONS"]
+
+SECTIONS: list[Section] = [
+    Section("operators", "What attention costs", operators.build),
+    Section("networks", "What networks cost", networks.build),
+    Section("theorem", "Why averages are enough: Theorem 1", theorem.build),
+]

@@ -1,0 +1,81 @@
+"""A section of the report: what it is asked for, and what it hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from kronattn.tables.rendering import Table
+
+__all__ = ["Content", "Drawing", "Highlight", "Section", "Settings"]
+
+Item = TypeVar("Item")
+
+
+def _untracked(items: Sequence[Item], description: str) -> Iterable[Item]:
+    return items
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a report is made.
+
+    ``quick`` asks for the smallest sizes that still show something. ``track(items, description)`` wraps long
+    loops, in a progress bar for instance.
+
+    >>> Settings().quick
+    False
+    """
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32
+    quick: bool = False
+    track: Callable[[Sequence[Any], str], Iterable[Any]] = _untracked
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A matplotlib figure, its caption, and a description for those who cannot see it."""
+
+    figure: Any
+    caption: str
+    description: str
+
+
+@dataclass(frozen=True)
+class Highlight:
+    """One number worth the top of the page.
+
+    >>> Highlight("305.8×", "as fast as regular attention").value
+    '305.8×'
+    """
+
+    value: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a section found. ``passed`` is whether every statement that it checks holds.
+
+    >>> Content("One sentence on what is shown.").passed
+    True
+    """
+
+    introduction: str
+    tables: Sequence[Table] = ()
+    drawings: Sequence[Drawing] = ()
+    highlights: Sequence[Highlight] = ()
+    passed: bool = True
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section by name, title, and the function that does its work."""
+
+    name: str
+    title: str
+    build: Callable[[Settings], Content]

@@ -1,0 +1,116 @@
+"""``kronattn report``: one page, complete in itself."""
+
+from __future__ import annotations
+
+import base64
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from kronattn.cli import main
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The quick report, made once: its exit code, its text and its folder."""
+    folder = tmp_path_factory.mktemp("report")
+    code = main(["report", "--quick", "--output", str(folder / "out" / "report.html")])
+    return code, (folder / "out" / "report.html").read_text(encoding="utf-8"), folder
+
+
+class Outline(HTMLParser):
+    """Open tags and attributes, and whether every tag was closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.problems = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.problems.append(tag)
+
+
+def test_page_is_written_whole(made):
+    code, page, folder = made
+    assert code == 0
+    assert [path.name for path in (folder / "out").iterdir()] == ["report.html"]
+    outline = Outline(page)
+    assert not outline.open
+    assert not outline.problems
+    for text in ("Table 2", "8×14²×8", "97.71%", "Theorem 1", "Eq. 13", "✓", "Measured with"):
+        assert text in page
+
+
+def test_page_fetches_nothing(made):
+    _, page, _ = made
+    without_images = re.sub(r"data:image/svg\+xml;base64,[A-Za-z0-9+/=]+", "", page)
+    assert "http" not in without_images
+    assert "//" not in without_images
+    assert "@import" not in page
+    assert "url(" not in page
+    assert {tag for tag, _ in Outline(page).tags}.isdisjoint({"script", "link", "iframe", "object"})
+
+
+def test_figures_are_inside_and_described(made):
+    _, page, _ = made
+    images = [attributes for tag, attributes in Outline(page).tags if tag == "img"]
+    assert len(images) == 2
+    for image in images:
+        kind, data = image["src"].split(",", 1)
+        assert kind == "data:image/svg+xml;base64"
+        svg = base64.b64decode(data)
+        assert b"</svg>" in svg
+        assert not re.search(rb'(href|src)="http', svg)
+        assert len(image["alt"]) > 20
+
+
+def test_every_registered_section_is_linked(made):
+    from kronattn.report import SECTIONS
+
+    _, page, _ = made
+    identifiers = {attributes.get("id") for _, attributes in Outline(page).tags}
+    for section in SECTIONS:
+        assert section.name in identifiers
+        assert f'href="#{section.name}"' in page
+
+
+def test_failed_check_is_shown_and_exits_with_1(tmp_path, monkeypatch, capsys):
+    import kronattn.report as package
+    from kronattn.report import Content, Section
+    from kronattn.tables.rendering import Cell, Column, Group, Table
+
+    table = Table("Checks", [Column("")], [Group("", [[Cell("✗", tone="bad")]])])
+    broken = Section("broken", "A <broken> section", lambda settings: Content("It fails.", [table], passed=False))
+    monkeypatch.setattr(package, "SECTIONS", [broken])
+    target = tmp_path / "report.html"
+    assert main(["report", "--output", str(target)]) == 1
+    assert '<span class="bad">✗</span>' in target.read_text(encoding="utf-8")
+    assert "A &lt;broken&gt; section" in target.read_text(encoding="utf-8")
+    assert "✗" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "abacus"], "device must be cpu or cuda"),
+        (["--dtype", "float8"], "dtype must be one of"),
+        (["--output", "report.pdf"], "--output must end in .html"),
+        (["--output", "/dev/null/report.html"], "/dev/null"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_work(arguments, message, capsys, monkeypatch):
+    import kronattn.report as package
+
+    monkeypatch.setattr(package, "SECTIONS", None)  # starting on the sections would raise
+    assert main(["report", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
