@@ -100,8 +100,12 @@ class _Attention(nn.Module):
             key = key * self.scale
         if self.norm is None:
             return key, None
+        query = query.flatten(2)
+        if self.num_heads == 1:
+            scale, bias = self.norm(query.unsqueeze(1), key.unsqueeze(1))
+            return key * scale, bias
         heads = key.unflatten(1, (self.num_heads, -1))
-        scale, bias = self.norm(query.flatten(2).unflatten(1, (self.num_heads, -1)), heads)
+        scale, bias = self.norm(query.unflatten(1, (self.num_heads, -1)), heads)
         return (heads * scale).flatten(1, 2), bias
 
     def extra_repr(self) -> str:
@@ -280,5 +284,6 @@ def _mapped(x: Tensor, linear: nn.Linear | None) -> Tensor:
     if x.stride(1) == 1:
         mapped = F.linear(columns.transpose(1, 2), linear.weight).transpose(1, 2)
     else:
-        mapped = linear.weight @ columns
-    return mapped.unflatten(2, x.shape[2:])
+        # A product for each sample: matmul would get there too, by way of copies.
+        mapped = torch.bmm(linear.weight.expand(x.shape[0], -1, -1), columns)
+    return mapped if x.dim() == 3 else mapped.unflatten(2, x.shape[2:])

@@ -1,7 +1,7 @@
-"""Softmax attention between two sets of vectors, at the best plain PyTorch can do: the torch backend's engine.
+"""Softmax attention between two sets of vectors, the best plain PyTorch can do: the torch backend's engine.
 
-Vectors are columns, as in the paper: (N, H, d, m) queries, (N, H, d, n) keys and (N, H, p, n) values give
-(N, H, p, m), with any strides. Three ways to the same result, one for each place it is needed in:
+Vectors are columns, as in the paper: (..., d, m) queries, (..., d, n) keys and (..., p, n) values give (..., p, m),
+with any strides, where ... is a batch or a batch and heads. Three ways to the same result:
 
 - on the CPU, blocks of queries whose coefficients fit in the cache, in float32 at least;
 - elsewhere, and wherever a graph is captured (torch.compile, torch.export, tracing), PyTorch's fused attention;
@@ -19,37 +19,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["attend"]
+__all__ = ["attend", "is_captured"]
 
-# Coefficients in one block. A megabyte of float32 stays in a core's cache beside the softmax of it; measured
-# on 8×56²×8, larger blocks are no faster, and blocks under half of this spend their time in calls.
-_BLOCK = 2**18
+# Coefficients in one block: up to four megabytes of float32. Measured at 8×56²×8 on two cores: smaller blocks spend
+# more time in calls and leave a core idle, larger ones are no faster.
+_BLOCK = 2**20
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None = None) -> Tensor:
-    """V·Softmax(KᵀQ + bias) for each head, over columns.
+    """V·Softmax(KᵀQ + bias) for each sample (and head), over columns.
 
     Args:
-        query: (N, H, d, m).
-        key: (N, H, d, n), any scale already multiplied in.
-        value: (N, H, p, n).
+        query: (N, d, m) or (N, H, d, m).
+        key: (N, d, n) or (N, H, d, n), any scale already multiplied in.
+        value: (N, p, n) or (N, H, p, n).
         key_bias: (H, n), added to every coefficient of a key before the softmax.
 
     Returns:
-        (N, H, p, m) in query's dtype.
+        (N, p, m) or (N, H, p, m) in query's dtype.
     """
-    with _without_autocast(query):
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if is_captured():
+        with _without_autocast(query):
             return _fused(query, key, value, key_bias).transpose(-2, -1)
-        inputs = (query, key, value, key_bias)
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-            output = _Attend.apply(*inputs)
+    with _without_autocast(query):
+        if torch.is_grad_enabled() and _any_requires_grad(query, key, value, key_bias):
+            output = _Attend.apply(query, key, value, key_bias)
         else:
-            output = _forward(*inputs)
+            output = _forward(query, key, value, key_bias)
     # Views are taken here: one made inside an autograd function could not be modified in place by the caller.
-    if _runs_in_blocks(query):
+    if query.dim() == 4 and _runs_in_blocks(query):
         output = output.unflatten(0, query.shape[:2])
     return output.transpose(-2, -1) if _gives_rows(query) else output
+
+
+def is_captured() -> bool:
+    """Whether a graph is being captured, for sizes and strides that it has yet to see."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def _any_requires_grad(*tensors: Tensor | None) -> bool:
+    return any(x is not None and x.requires_grad for x in tensors)
 
 
 def _runs_in_blocks(query: Tensor) -> bool:
@@ -62,13 +71,15 @@ def _gives_rows(query: Tensor) -> bool:
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None) -> Tensor:
-    """(N·H, p, m) or (N·H, m, p) from blocks, (N, H, m, p) from the fused kernels."""
+    """(N·H, p, m) or (N·H, m, p) from blocks; (N, m, p) or (N, H, m, p) from the fused kernels."""
     if _runs_in_blocks(query):
         return _in_blocks(query, key, value, key_bias)
     return _fused(query, key, value, key_bias)
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None) -> Tensor:
+    if query.dim() == 3:
+        return _fused(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), key_bias).squeeze(1)
     mask = None if key_bias is None else key_bias[None, :, None, :].to(query.dtype)
     return F.scaled_dot_product_attention(
         _rows(query), _rows(key.to(query.dtype)), _rows(value.to(query.dtype)), attn_mask=mask, scale=1.0
@@ -84,44 +95,86 @@ def _rows(columns: Tensor) -> Tensor:
 def _in_blocks(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None) -> Tensor:
     by_rows = _gives_rows(query)
     query, key, value, bias = _merged(query, key, value, key_bias)
-    output = []
-    for samples, positions in _blocks(query, key):
-        row = []
-        for part in positions:
-            bias_part = bias if key_bias is None else bias[samples]
-            weights = _coefficients(query[samples, :, part], key[samples], bias_part)
-            if by_rows:
-                block = torch.bmm(weights, value[samples].transpose(1, 2))
-            else:
-                block = torch.bmm(value[samples], weights.transpose(1, 2))
-            row.append(block.to(query.dtype))
-        output.append(_concatenate(row, 1 if by_rows else 2))
+    samples, positions = _block_shape(query, key)
+    if samples >= query.shape[0] and positions >= query.shape[2]:
+        return _block(query, key, value, bias, by_rows)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return _in_functional_blocks(query, key, value, bias, by_rows)
+    # One buffer for all blocks: memory that is new to the process costs more than the arithmetic on it.
+    buffer = key.new_empty(samples, positions, key.shape[2])
+    shape = (query.shape[2], value.shape[1]) if by_rows else (value.shape[1], query.shape[2])
+    output = query.new_empty(query.shape[0], *shape)
+    for at, parts in _blocks(query, key):
+        for part in parts:
+            block = _block(query[at, :, part], key[at], value[at], None if bias is None else bias[at], by_rows, buffer)
+            output[(at, part) if by_rows else (at, slice(None), part)] = block
+    return output
+
+
+def _in_functional_blocks(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by_rows: bool) -> Tensor:
+    """The same without writing into anything, which a transform such as vmap cannot do."""
+    output = [
+        _concatenate(
+            [
+                _block(query[at, :, part], key[at], value[at], None if bias is None else bias[at], by_rows)
+                for part in parts
+            ],
+            1 if by_rows else 2,
+        )
+        for at, parts in _blocks(query, key)
+    ]
     return _concatenate(output, 0)
 
 
-def _merged(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None) -> tuple[Tensor, ...]:
-    """Samples and heads as one batch, keys and values in float32 at least, and what to add to the coefficients."""
-    key, value = _at_least_float32(key.flatten(0, 1)), _at_least_float32(value.flatten(0, 1))
-    bias = key.new_zeros(()) if key_bias is None else key_bias.repeat(query.shape[0], 1).unsqueeze(1)
-    return query.flatten(0, 1), key, value, bias
+def _block(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by_rows: bool, buffer: Tensor | None = None
+) -> Tensor:
+    """(B, p, m), or (B, m, p) by rows, for one block; in a buffer of at least (B, m, n) if there is one."""
+    room = None if buffer is None else buffer[: query.shape[0], : query.shape[2]]
+    weights = _coefficients(query, key, bias, room)
+    if by_rows:
+        return torch.bmm(weights, value.transpose(1, 2)).to(query.dtype)
+    return torch.bmm(value, weights.transpose(1, 2)).to(query.dtype)
 
 
-def _coefficients(query: Tensor, key: Tensor, bias: Tensor) -> Tensor:
+def _merged(
+    query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Samples and heads as one batch, keys and values in float32 at least, and each sample's bias, (B, 1, n)."""
+    bias = None if key_bias is None else key_bias.repeat(query.shape[0], 1).unsqueeze(1)
+    if query.dim() == 4:
+        query, key, value = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
+    return query, _at_least_float32(key), _at_least_float32(value), bias
+
+
+def _coefficients(query: Tensor, key: Tensor, bias: Tensor | None, room: Tensor | None = None) -> Tensor:
     """(B, m, n): one row a query, so that the softmax runs along memory."""
     queries = _at_least_float32(query).transpose(1, 2)
-    logits = torch.bmm(queries, key) if bias.dim() == 0 else torch.baddbmm(bias, queries, key)
-    return logits.softmax(dim=-1)
+    if room is None:
+        logits = torch.bmm(queries, key) if bias is None else torch.baddbmm(bias, queries, key)
+        return logits.softmax(dim=-1)
+    torch.bmm(queries, key, out=room)
+    if bias is not None:
+        room += bias
+    return torch.softmax(room, dim=-1, out=room)
+
+
+def _block_shape(query: Tensor, key: Tensor) -> tuple[int, int]:
+    """Samples and, where a single one is too much, positions, for about ``_BLOCK`` coefficients at a time."""
+    batch, _, queries = query.shape
+    keys = key.shape[2]
+    samples = min(max(1, _BLOCK // (queries * keys)), max(1, batch))
+    if samples > 1:
+        return samples, queries
+    parts = -(-queries * keys // _BLOCK)
+    return 1, -(-queries // parts)
 
 
 def _blocks(query: Tensor, key: Tensor) -> Iterator[tuple[slice, list[slice]]]:
-    """Samples and, where a single one is too much, positions, for about ``_BLOCK`` coefficients at a time."""
-    batch, _, queries = query.shape
-    keys = key.shape[-1]
-    samples = max(1, _BLOCK // (queries * keys))
-    positions = queries if samples > 1 else max(1, min(queries, _BLOCK // keys))
-    parts = [slice(start, start + positions) for start in range(0, queries, positions)]
-    # An empty batch still makes one (empty) block, which gives the output its shape.
-    for start in range(0, max(batch, 1), samples):
+    """The same blocks as slices of samples and of positions; an empty batch still makes one, empty, block."""
+    samples, positions = _block_shape(query, key)
+    parts = [slice(start, start + positions) for start in range(0, query.shape[2], positions)]
+    for start in range(0, max(query.shape[0], 1), samples):
         yield slice(start, start + samples), parts
 
 
@@ -141,12 +194,12 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, key_bias = ctx.saved_tensors
-        if _runs_in_blocks(query):
+        if query.dim() == 4 and _runs_in_blocks(query):
             gradient = gradient.unflatten(0, query.shape[:2])
         if _gives_rows(query):
             gradient = gradient.transpose(-2, -1)
         with _without_autocast(gradient):
-            if gradient.device.type == "cpu" or torch.is_grad_enabled():
+            if _runs_in_blocks(query) or torch.is_grad_enabled():
                 return _gradients(query, key, value, key_bias, gradient)
             return _fused_gradients((query, key, value, key_bias), gradient, ctx.needs_input_grad)
 
@@ -154,12 +207,11 @@ class _Attend(torch.autograd.Function):
 def _gradients(
     query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None, gradient: Tensor
 ) -> tuple[Tensor | None, ...]:
-    heads = query.shape[:2]
     q_all, k_all, v_all, bias = _merged(query, key, value, key_bias)
-    dy_all = gradient.flatten(0, 1)
+    dy_all = gradient.flatten(0, -3)
     d_query, d_key, d_value, d_bias = [], [], [], []
     for samples, positions in _blocks(q_all, k_all):
-        k, v, b = k_all[samples], v_all[samples], bias if key_bias is None else bias[samples]
+        k, v, b = k_all[samples], v_all[samples], None if bias is None else bias[samples]
         row, dk, dv, db = [], torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(k[:, 0])
         for part in positions:
             q = _at_least_float32(q_all[samples, :, part])
@@ -178,9 +230,11 @@ def _gradients(
         d_bias.append(db)
 
     def whole(parts: list[Tensor], like: Tensor) -> Tensor:
-        return _concatenate(parts, 0).unflatten(0, heads).to(like.dtype)
+        return _concatenate(parts, 0).view_as(like).to(like.dtype)
 
-    d_key_bias = None if key_bias is None else whole(d_bias, key_bias).sum(dim=0)
+    d_key_bias = None
+    if key_bias is not None:
+        d_key_bias = _concatenate(d_bias, 0).unflatten(0, (-1, key_bias.shape[0])).sum(dim=0).to(key_bias.dtype)
     return whole(d_query, query), whole(d_key, key), whole(d_value, value), d_key_bias
 
 
@@ -198,7 +252,7 @@ def _fused_gradients(inputs: Sequence[Any], gradient: Tensor, needed: Sequence[b
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _concatenate(parts: list[Tensor], dim: int) -> Tensor:

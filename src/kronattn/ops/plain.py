@@ -84,17 +84,17 @@ def attend_positions(
     Returns:
         (N, p, *grid) in query's dtype and memory format.
     """
-    if isinstance(scale, Tensor):
-        # A scale for each head multiplies that head's channels. It goes into the keys: they are the fewer.
-        scale = scale.reshape(-1, 1, 1)
-    heads = keys.unflatten(1, (num_heads, -1))
+    if isinstance(scale, Tensor) and scale.dim() and num_heads > 1:
+        scale = scale.repeat_interleave(keys.shape[1] // num_heads).unsqueeze(1)
     if isinstance(scale, Tensor) or scale != 1:
-        heads = heads * scale
-    output = attend(
-        query.flatten(2).unflatten(1, (num_heads, -1)), heads, values.unflatten(1, (num_heads, -1)), key_bias
-    )
-    if num_heads > 1 and query.stride(1) == 1:
-        output = output.permute(0, 3, 1, 2).flatten(2).transpose(1, 2)
-    else:
-        output = output.flatten(1, 2)
+        # The scale goes into the keys: they are the fewer.
+        keys = keys * scale
+    if num_heads == 1:
+        output = attend(query.flatten(2), keys, values, key_bias)
+        return output if query.dim() == 3 else output.unflatten(2, query.shape[2:])
+    query_heads, key_heads, value_heads = (x.unflatten(1, (num_heads, -1)) for x in (query.flatten(2), keys, values))
+    output = attend(query_heads, key_heads, value_heads, key_bias)
+    # Head after head, and channels side by side where the query's are.
+    by_rows = query.stride(1) == 1
+    output = output.permute(0, 3, 1, 2).flatten(2).transpose(1, 2) if by_rows else output.flatten(1, 2)
     return output.unflatten(2, query.shape[2:])
