@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test lint types unit clean
+.PHONY: setup demo test lint types unit test-oldest clean
 
 setup: $(STAMP)
 
@@ -32,5 +32,11 @@ types: setup
 unit: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
+# The lower bounds of pyproject.toml, in an environment of their own.
+test-oldest: setup
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON) .venv-oldest
+	$(BIN)/uv pip install --quiet --python .venv-oldest/bin/python --compile-bytecode --resolution lowest-direct --editable '.[all,dev]'
+	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
+
 clean:
-	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,13 @@
 """Settings shared by tests and doctests."""
 
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Kernels run in Triton's interpreter, which has to be asked for before Triton is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True, scope="session")

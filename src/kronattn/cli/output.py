@@ -27,7 +27,9 @@ def print_json(payload: Any) -> None:
 
 def progress(items: Sequence[Item], description: str) -> Iterable[Item]:
     """Yield ``items`` behind a progress bar on standard error, so that standard output stays clean."""
-    return track(items, description=description, console=_progress_console, disable=not _progress_console.is_terminal)
+    if not _progress_console.is_terminal:
+        return items
+    return track(items, description=description, console=_progress_console)
 
 
 def check_writable(path: Path) -> Path:

@@ -83,7 +83,7 @@ class _Attention(nn.Module):
             if linear is not None:
                 nn.init.xavier_uniform_(linear.weight)
         if self.norm is not None:
-            self.norm.bn.reset_parameters()
+            self.norm.reset_parameters()
 
     def _checked(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = check_triple(query, key, value, 1, 1.0)

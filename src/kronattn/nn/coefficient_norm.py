@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from kronattn.ops.autocast import without_autocast
 from kronattn.ops.coefficients import Moments, coefficient_moments
 
 __all__ = ["CoefficientNorm", "synchronise_coefficient_norms"]
@@ -47,6 +48,14 @@ class CoefficientNorm(nn.Module):
         if num_keys is None:
             self.bn.register_parameter("bias", None)
 
+    def reset_parameters(self) -> None:
+        """Scale 1, shift 0, no statistics yet."""
+        # BatchNorm1d's own method expects a shift in the older versions of PyTorch.
+        self.bn.reset_running_stats()
+        nn.init.ones_(self.bn.weight)
+        if self.bn.bias is not None:
+            nn.init.zeros_(self.bn.bias)
+
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor | None]:
         """What to multiply the keys by, and what to add to each key's coefficients.
 
@@ -64,7 +73,7 @@ class CoefficientNorm(nn.Module):
                 f'use coefficient_norm="batch" for input of any size'
             )
         if self.uses_batch_statistics and query.shape[0]:
-            with torch.autocast(query.device.type, enabled=False):
+            with without_autocast(query):
                 mean, variance = self._batch_statistics(query, key)
         else:
             mean, variance = self._running_statistics(query)

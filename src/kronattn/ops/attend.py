@@ -12,12 +12,13 @@ with any strides, where ... is a batch or a batch and heads. Three ways to the s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from kronattn.ops.autocast import without_autocast
 
 __all__ = ["attend", "is_captured"]
 
@@ -39,9 +40,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None = 
         (N, p, m) or (N, H, p, m) in query's dtype.
     """
     if is_captured():
-        with _without_autocast(query):
+        with without_autocast(query):
             return _fused(query, key, value, key_bias).transpose(-2, -1)
-    with _without_autocast(query):
+    with without_autocast(query):
         if torch.is_grad_enabled() and _any_requires_grad(query, key, value, key_bias):
             output = _Attend.apply(query, key, value, key_bias)
         else:
@@ -198,7 +199,7 @@ class _Attend(torch.autograd.Function):
             gradient = gradient.unflatten(0, query.shape[:2])
         if _gives_rows(query):
             gradient = gradient.transpose(-2, -1)
-        with _without_autocast(gradient):
+        with without_autocast(gradient):
             if _runs_in_blocks(query) or torch.is_grad_enabled():
                 return _gradients(query, key, value, key_bias, gradient)
             return _fused_gradients((query, key, value, key_bias), gradient, ctx.needs_input_grad)
@@ -257,11 +258,3 @@ def _at_least_float32(x: Tensor) -> Tensor:
 
 def _concatenate(parts: list[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
-
-
-def _without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Autocast off: it would round the coefficients to half precision in the middle of the computation."""
-    device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return nullcontext()

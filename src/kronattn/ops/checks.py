@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kronattn.ops.autocast import autocast_is_on
+
 __all__ = [
     "MAX_AXES",
     "MODES",
@@ -127,10 +129,9 @@ def check_triple(
 
 
 def _autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    device = query.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    if not autocast_is_on(query):
         return query, key, value
-    dtype = torch.get_autocast_dtype(device)
+    dtype = torch.get_autocast_dtype(query.device.type)
 
     def cast(x: Tensor) -> Tensor:
         return x if x.dtype == torch.float64 else x.to(dtype)

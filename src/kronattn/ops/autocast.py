@@ -1,0 +1,22 @@
+"""Whether autocast is on where a tensor lives, and how to do without it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["autocast_is_on", "without_autocast"]
+
+
+def autocast_is_on(x: Tensor) -> bool:
+    """Whether autocast is enabled for ``x``'s kind of device."""
+    # Not torch.amp.is_autocast_available: the compiler of PyTorch 2.11 cannot look into it.
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Autocast off: it would round the coefficients to half precision in the middle of the computation."""
+    return torch.autocast(x.device.type, enabled=False) if autocast_is_on(x) else nullcontext()
