@@ -90,6 +90,12 @@ class TestAny:
         assert x.grad.dtype == torch.float32
         assert torch.isfinite(x.grad).all()
 
+    def test_added(self, layer):
+        layer = layer(6, num_heads=2).eval()
+        for grid in [(5, 7), (4,), (2, 3, 4)]:
+            x, skip = torch.randn(2, 6, *grid), torch.randn(2, 6, *grid)
+            torch.testing.assert_close(layer(x, added=skip), layer(x) + skip)
+
     def test_empty_batch(self, layer):
         layer = layer(6)
         assert layer(torch.randn(0, 6, 5, 7)).shape == (0, 6, 5, 7)

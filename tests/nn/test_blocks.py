@@ -122,6 +122,14 @@ def test_attn_skip_costs_what_attn_does():
     assert count_madd(plain, x) == positions * (16 * new + 9 * new + 96 * 24) + attention
 
 
+def test_any_attention_layer():
+    """A layer that is not ours and knows nothing of skips."""
+    module = AttnSkipModule(8, 8, attn_layer=lambda channels: nn.Conv2d(channels, channels, 3, padding=1))
+    x = torch.randn(2, 8, 5, 6)
+    module.eval()
+    torch.testing.assert_close(module(x), as_in_the_paper(module, x))
+
+
 def test_any_activation_and_norm():
     module = BaseSkipModule(8, 8, act_layer=nn.SiLU, norm_layer=partial(nn.GroupNorm, 2))
     with torch.no_grad():

@@ -10,8 +10,8 @@ from kronattn import attention, kronecker_attention
 from kronattn.ops.backends import BACKENDS
 from tests.ops.cases import DTYPES, TOLERANCE, Case, cases, relative_error
 
-# For each dtype and operator; over the four dtypes the torch backend gets 2,400 cases in all.
-EXAMPLES = {"reference": 60, "torch": 300}
+# For each dtype and operator; over the four dtypes the torch backend gets 4,000 cases in all.
+EXAMPLES = {"reference": 60, "torch": 500}
 
 
 def outputs_and_gradients(operator, tensors, weights=None, **options):
@@ -32,10 +32,12 @@ def compare(operator, case: Case, dtype: torch.dtype, backend: str, **options):
     output, gradients = outputs_and_gradients(operator, tensors, backend=backend, **options)
     assert output.dtype == dtype
     assert relative_error(output, exact) <= TOLERANCE[dtype]
+    # Where keys are all alike or the softmax saturates, large terms cancel and leave next to nothing for queries and
+    # keys: errors are measured against the largest gradient of the call.
+    floor = max([0.1, *(g.abs().max().item() for g in exact_gradients if g.numel())])
     for gradient, exact_gradient in zip(gradients, exact_gradients, strict=True):
         assert gradient.dtype == dtype
-        # Where the softmax saturates, large terms cancel and leave a small gradient: measure against at least 0.1.
-        assert relative_error(gradient, exact_gradient, floor=0.1) <= TOLERANCE[dtype]
+        assert relative_error(gradient, exact_gradient, floor) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -51,4 +53,5 @@ def test_equals_the_reference(operator, backend, dtype):
 
 
 def test_every_backend_is_tested():
-    assert set(EXAMPLES) == set(BACKENDS)
+    # The kernels have a file of their own, test_triton.py: they are slow without a GPU.
+    assert {*EXAMPLES, "triton"} == set(BACKENDS)

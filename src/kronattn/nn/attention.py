@@ -22,7 +22,7 @@ __all__ = ["DenseAttention", "KroneckerAttention"]
 COEFFICIENT_NORMS = ("batch", "batch_per_key", None)
 
 
-class _Attention(nn.Module):
+class GridAttention(nn.Module):
     """What the two modules share: the maps of Q, K and V, and the norm of the coefficients."""
 
     def __init__(
@@ -119,7 +119,7 @@ class _Attention(nn.Module):
         return ", ".join(parts)
 
 
-class KroneckerAttention(_Attention):
+class KroneckerAttention(GridAttention):
     """Kronecker attention as a layer: global context for a feature map of any size.
 
     The maps of keys and values work on the few averages rather than on all positions (an average of mapped
@@ -139,7 +139,7 @@ class KroneckerAttention(_Attention):
 
     Shape:
         query (N, channels, *grid), and key and value (N, channels, *other_grid) where given, to
-        (N, out_channels, *grid).
+        (N, out_channels, *grid); ``added``, of that shape, is added to the result (a skip connection).
 
     Example:
         >>> layer = KroneckerAttention(64, mode="qkv")
@@ -178,7 +178,9 @@ class KroneckerAttention(_Attention):
         self.mode = mode
 
     @traced_as_one_node
-    def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, added: Tensor | None = None
+    ) -> Tensor:
         query, key, value = self._checked(query, key, value)
         wide = torch.promote_types(query.dtype, torch.float32)
         key_averages = axis_averages(key, dtype=wide)
@@ -188,13 +190,15 @@ class KroneckerAttention(_Attention):
             query_averages = key_averages if query is key else axis_averages(query, dtype=wide)
             queries = _mapped(query_averages, self.query_map)
             keys, bias = self._normalised(queries, keys)
-            return attend_averages(query, keys, values, queries=queries, num_heads=self.num_heads, key_bias=bias)
+            return attend_averages(
+                query, keys, values, queries=queries, num_heads=self.num_heads, key_bias=bias, added=added
+            )
         if self.query_map is not None and self._maps_keys_instead(query, keys):
             keys = self.query_map.weight.t() @ keys
         else:
             query = _mapped(query, self.query_map)
         keys, bias = self._normalised(query, keys)
-        return attend_averages(query, keys, values, num_heads=self.num_heads, key_bias=bias)
+        return attend_averages(query, keys, values, num_heads=self.num_heads, key_bias=bias, added=added)
 
     def _maps_keys_instead(self, query: Tensor, keys: Tensor) -> bool:
         """Whether (WQ)ᵀK is cheaper as Qᵀ(WᵀK): it leaves the full tensor alone and touches only the averages.
@@ -211,7 +215,7 @@ class KroneckerAttention(_Attention):
         return f"{super().extra_repr()}, mode={self.mode!r}"
 
 
-class DenseAttention(_Attention):
+class DenseAttention(GridAttention):
     """Regular attention over a whole grid as a layer; with ``pool``, keys and values are max-pooled first.
 
     Args:
@@ -223,7 +227,7 @@ class DenseAttention(_Attention):
 
     Shape:
         query (N, channels, *grid), and key and value (N, channels, *other_grid) where given, to
-        (N, out_channels, *grid).
+        (N, out_channels, *grid); ``added``, of that shape, is added to the result (a skip connection).
 
     Example:
         >>> DenseAttention(64, pool=2)(torch.randn(2, 64, 7, 9)).shape
@@ -260,7 +264,9 @@ class DenseAttention(_Attention):
         self.pool = pool
 
     @traced_as_one_node
-    def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, added: Tensor | None = None
+    ) -> Tensor:
         query, key, value = self._checked(query, key, value)
         if self.pool is not None:
             pooled = pool_grid(key, self.pool)
@@ -270,7 +276,7 @@ class DenseAttention(_Attention):
         keys = _mapped(key, self.key_map).flatten(2)
         values = _mapped(value, self.value_map).flatten(2)
         keys, bias = self._normalised(query, keys)
-        return attend_positions(query, keys, values, num_heads=self.num_heads, key_bias=bias)
+        return attend_positions(query, keys, values, num_heads=self.num_heads, key_bias=bias, added=added)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, pool={self.pool}"

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from kronattn.nn.attention import KroneckerAttention
+from kronattn.nn.attention import GridAttention, KroneckerAttention
 
 __all__ = ["AttnModule", "AttnSkipModule", "BaseModule", "BaseSkipModule", "ConvNormAct", "Layer"]
 
@@ -211,7 +211,10 @@ class AttnSkipModule(AttnModule):
     """
 
     def _attend(self, x: Tensor) -> Tensor:
-        return super()._attend(x) if self.stride > 1 else self.attn(x) + x
+        if self.stride > 1:
+            return super()._attend(x)
+        # Our own layers can add the input on the way out; any other layer gives its output first.
+        return self.attn(x, added=x) if isinstance(self.attn, GridAttention) else self.attn(x) + x
 
 
 @fx.wrap

@@ -133,9 +133,8 @@ def _block(
     """(B, p, m), or (B, m, p) by rows, for one block; in a buffer of at least (B, m, n) if there is one."""
     room = None if buffer is None else buffer[: query.shape[0], : query.shape[2]]
     weights = _coefficients(query, key, bias, room)
-    if by_rows:
-        return torch.bmm(weights, value.transpose(1, 2)).to(query.dtype)
-    return torch.bmm(value, weights.transpose(1, 2)).to(query.dtype)
+    output = torch.bmm(weights, value.transpose(1, 2)) if by_rows else torch.bmm(value, weights.transpose(1, 2))
+    return output if output.dtype == query.dtype else output.to(query.dtype)
 
 
 def _merged(

@@ -29,8 +29,10 @@ def axis_averages(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
         tensor([[[1.5000, 2.5000, 3.5000, 1.0000, 4.0000]]])
     """
     check_grid_tensor(x, "x")
-    averages = _axis_averages(x, torch.promote_types(x.dtype, torch.float32))
-    return torch.cat(averages, dim=-1).to(dtype or x.dtype)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    averages = torch.cat(_axis_averages(x, wide), dim=-1)
+    dtype = dtype or x.dtype
+    return averages if dtype == wide else averages.to(dtype)
 
 
 def outer_sum(tokens: Tensor, grid: Sequence[int]) -> Tensor:
@@ -63,7 +65,7 @@ def _axis_averages(x: Tensor, dtype: torch.dtype) -> list[Tensor]:
     the first axis away, which leaves a smaller grid with the same averages over the axes that remain.
     """
     if x.dim() == 3:
-        return [x.to(dtype)]
+        return [x if x.dtype == dtype else x.to(dtype)]
     rest = x.mean(dim=2, dtype=dtype)
     first = x.mean(dim=tuple(range(3, x.dim())), dtype=dtype)
     return [*_axis_averages(rest, dtype), first]

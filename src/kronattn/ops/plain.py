@@ -38,6 +38,7 @@ def attend_averages(
     num_heads: int = 1,
     scale: float | Tensor = 1.0,
     key_bias: Tensor | None = None,
+    added: Tensor | None = None,
 ) -> Tensor:
     """The second half of Kronecker attention: what follows once keys and values are averaged.
 
@@ -49,19 +50,21 @@ def attend_averages(
         num_heads: divides C and p.
         scale: a number, or a tensor of one element or one for each head.
         key_bias: (num_heads, n), added to every coefficient of a key.
+        added: (N, p, *grid), added to the result: a skip connection.
 
     Returns:
         (N, p, *grid) in query's dtype and memory format.
     """
     if queries is None:
-        return attend_positions(query, keys, values, num_heads=num_heads, scale=scale, key_bias=key_bias)
+        return attend_positions(query, keys, values, num_heads=num_heads, scale=scale, key_bias=key_bias, added=added)
     tokens = attend_positions(queries, keys, values, num_heads=num_heads, scale=scale, key_bias=key_bias).to(
         query.dtype
     )
     if query.stride(1) == 1:
         # The sum takes its layout from the tokens: with channels side by side, it comes out channels_last.
         tokens = tokens.transpose(1, 2).contiguous().transpose(1, 2)
-    return outer_sum(tokens, query.shape[2:])
+    output = outer_sum(tokens, query.shape[2:])
+    return output if added is None else output + added
 
 
 def attend_positions(
@@ -72,6 +75,7 @@ def attend_positions(
     num_heads: int = 1,
     scale: float | Tensor = 1.0,
     key_bias: Tensor | None = None,
+    added: Tensor | None = None,
 ) -> Tensor:
     """Attention of every position of a grid to a list of keys, head by head.
 
@@ -79,7 +83,7 @@ def attend_positions(
         query: (N, C, *grid).
         keys: (N, C, n).
         values: (N, p, n).
-        num_heads, scale, key_bias: as in :func:`attend_averages`.
+        num_heads, scale, key_bias, added: as in :func:`attend_averages`.
 
     Returns:
         (N, p, *grid) in query's dtype and memory format.
@@ -91,10 +95,17 @@ def attend_positions(
         keys = keys * scale
     if num_heads == 1:
         output = attend(query.flatten(2), keys, values, key_bias)
-        return output if query.dim() == 3 else output.unflatten(2, query.shape[2:])
-    query_heads, key_heads, value_heads = (x.unflatten(1, (num_heads, -1)) for x in (query.flatten(2), keys, values))
+    else:
+        output = _attend_heads(query.flatten(2), keys, values, num_heads, key_bias)
+    if query.dim() > 3:
+        output = output.unflatten(2, query.shape[2:])
+    return output if added is None else output + added
+
+
+def _attend_heads(query: Tensor, keys: Tensor, values: Tensor, num_heads: int, key_bias: Tensor | None) -> Tensor:
+    """(N, C, m), (N, C, n) and (N, p, n), cut into heads, to (N, p, m)."""
+    query_heads, key_heads, value_heads = (x.unflatten(1, (num_heads, -1)) for x in (query, keys, values))
     output = attend(query_heads, key_heads, value_heads, key_bias)
     # Head after head, and channels side by side where the query's are.
     by_rows = query.stride(1) == 1
-    output = output.permute(0, 3, 1, 2).flatten(2).transpose(1, 2) if by_rows else output.flatten(1, 2)
-    return output.unflatten(2, query.shape[2:])
+    return output.permute(0, 3, 1, 2).flatten(2).transpose(1, 2) if by_rows else output.flatten(1, 2)

@@ -1,0 +1,115 @@
+"""Writes the README's tables from the files in results/, between their markers.
+
+Run `python tools/readme.py` after a measurement; `--check` only says whether the README is up to date.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+RESULTS = ROOT / "results"
+
+OPERATORS = {
+    "attn": "regular attention",
+    "attn_pool": "regular, keys pooled 2×2",
+    "attn_fused": "regular, fused (PyTorch's)",
+    "kao_kv": "**KAO_KV**",
+    "kao_qkv": "**KAO_QKV**",
+}
+
+
+def operators() -> list[str]:
+    """One line for each operator at the paper's largest size, the paper's values in brackets."""
+    found = _read("operators-cpu.json")
+    lines = ["| | MAdd a sample | peak memory | time | over regular | over fused |", "|---|---:|---:|---:|---:|---:|"]
+    for row in found["rows"]:
+        if row["grid"] != [56, 56]:
+            continue
+        paper = row["paper"] or {}
+        lines.append(
+            f"| {OPERATORS[row['operator']]} | {row['madd']:,} "
+            f"| {row['memory_bytes'] / 1e6:,.1f} MB{_printed(paper, 'memory')} "
+            f"| {row['time_ms']:,.3g} ms{_printed(paper, 'time')} "
+            f"| {row['speedup']:,.3g}×{_printed(paper, 'speedup')} | {row['speedup_over_fused']:,.3g}× |"
+        )
+    return [*lines, "", _environment(found)]
+
+
+def networks() -> list[str]:
+    """One line for each network of Table 1's family: cost, the printed cost, and speed where it was measured."""
+    counted = {row["name"]: row for row in _read("networks.json")["rows"]}
+    lines = [
+        "| | parameters (paper) | MAdd (paper) | images a second over torchvision's mobilenet_v2: CPU | GPU inference "
+        "| GPU training |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    cpu, gpu = _read("networks-cpu-batch16.json"), _read("networks-h200.json")
+    for name in ("mobilenetv2", "mobilenetv2_kao", "kanet_without_kao", "kanet_kv", "kanet_qkv"):
+        row = counted[name]
+        lines.append(
+            f"| `{name}` | {row['params_without_bn']:,} ({row['paper']['params'] / 1e6:g}m) "
+            f"| {row['madd']:,} ({row['paper']['madd'] / 1e6:g}m) "
+            f"| {_ratio(cpu, name, 'inference')} | {_ratio(gpu, name, 'inference')} "
+            f"| {_ratio(gpu, name, 'training')} |"
+        )
+    sizes = (
+        f"CPU: batch {cpu['settings']['batch']}, float32, {cpu['environment']['threads']} threads. "
+        f"GPU: batch {gpu['settings']['batch']}, bfloat16, channels-last, eager."
+    )
+    return [*lines, "", f"{sizes} {_environment(cpu)} {_environment(gpu)}"]
+
+
+TABLES = {"operators": operators, "networks": networks}
+
+
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / name).read_text())
+    return found
+
+
+def _printed(paper: dict[str, Any], key: str) -> str:
+    return f" ({str(paper[key]).replace('$', '')})" if key in paper else ""
+
+
+def _ratio(found: dict[str, Any], network: str, work: str) -> str:
+    for row in found["rows"]:
+        if (row["network"], row["work"], row["how"]) == (network, work, "eager"):
+            return f"{row['ratio']:.2f}"
+    return "–"
+
+
+def _environment(found: dict[str, Any]) -> str:
+    environment = found["environment"]
+    return f"{environment['device']}, torch {environment['torch'].split('+')[0]}, {environment['date']}."
+
+
+def rendered(text: str) -> str:
+    """The README with every marked table written anew."""
+    for name, table in TABLES.items():
+        block = f"<!-- {name} -->\n\n" + "\n".join(table()) + f"\n\n<!-- /{name} -->"
+        text, count = re.subn(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _: block, text, flags=re.DOTALL)  # noqa: B023
+        if count != 1:
+            raise SystemExit(f"README.md has {count} tables marked {name!r}, expected one")
+    return text
+
+
+def main() -> int:
+    """Rewrite the README, or with --check tell whether that would change it."""
+    before = README.read_text()
+    after = rendered(before)
+    if "--check" in sys.argv[1:]:
+        if after != before:
+            print("README.md is not what results/ say: run python tools/readme.py", file=sys.stderr)
+        return int(after != before)
+    README.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
