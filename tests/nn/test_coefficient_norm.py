@@ -127,3 +127,15 @@ def test_errors():
         CoefficientNorm()(torch.randn(1, 1, 4, 1), torch.randn(1, 1, 4, 1))
     with pytest.raises(ValueError, match="built for 5 keys, but the input has 6"):
         CoefficientNorm(num_keys=5)(torch.randn(2, 1, 4, 3), torch.randn(2, 1, 4, 6))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("offset", [0.0, 5.0])
+@pytest.mark.parametrize("per_key", [False, True])
+def test_half_precision_statistics(dtype, offset, per_key):
+    """Within the rounding of the inputs' products; large sums stay within float16's range."""
+    norm, query, key = make((3, 2, 16, 3000, 12), per_key, offset=offset)
+    query, key = (query * 3).to(dtype), key.to(dtype)
+    exact, _ = norm(query.double(), key.double())
+    half, _ = copy.deepcopy(norm).float()(query, key)
+    torch.testing.assert_close(half.double(), exact, rtol=1e-2, atol=0)

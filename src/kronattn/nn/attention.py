@@ -94,19 +94,21 @@ class GridAttention(nn.Module):
                 )
         return query, key, value
 
-    def _normalised(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _normalised(self, query: Tensor, key: Tensor, query_mean: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(N, C, n) keys with the scale and the norm of the coefficients multiplied in, and each key's bias."""
         if self.scale != 1:
             key = key * self.scale
         if self.norm is None:
             return key, None
-        query = query.flatten(2)
+        heads = (self.num_heads, -1)
+        if query_mean is not None:
+            query_mean = query_mean.unflatten(1, heads)
         if self.num_heads == 1:
-            scale, bias = self.norm(query.unsqueeze(1), key.unsqueeze(1))
+            scale, bias = self.norm(query.flatten(2).unsqueeze(1), key.unsqueeze(1), query_mean)
             return key * scale, bias
-        heads = key.unflatten(1, (self.num_heads, -1))
-        scale, bias = self.norm(query.unflatten(1, (self.num_heads, -1)), heads)
-        return (heads * scale).flatten(1, 2), bias
+        key = key.unflatten(1, heads)
+        scale, bias = self.norm(query.flatten(2).unflatten(1, heads), key, query_mean)
+        return (key * scale).flatten(1, 2), bias
 
     def extra_repr(self) -> str:
         parts = [f"{self.channels}"]
@@ -186,8 +188,10 @@ class KroneckerAttention(GridAttention):
         key_averages = axis_averages(key, dtype=wide)
         value_averages = key_averages if value is key else axis_averages(value, dtype=wide)
         keys, values = _mapped(key_averages, self.key_map), _mapped(value_averages, self.value_map)
+        query_averages = key_averages if query is key else None
         if self.mode == "qkv":
-            query_averages = key_averages if query is key else axis_averages(query, dtype=wide)
+            if query_averages is None:
+                query_averages = axis_averages(query, dtype=wide)
             queries = _mapped(query_averages, self.query_map)
             keys, bias = self._normalised(queries, keys)
             return attend_averages(
@@ -197,7 +201,12 @@ class KroneckerAttention(GridAttention):
             keys = self.query_map.weight.t() @ keys
         else:
             query = _mapped(query, self.query_map)
-        keys, bias = self._normalised(query, keys)
+        query_mean = None
+        if query_averages is not None and self.norm is not None and self.norm.uses_batch_statistics:
+            # The mean of all queries is that of the last axis's averages, which stand first.
+            query_mean = query_averages[..., : query.shape[-1]].mean(dim=-1, keepdim=True)
+            query_mean = _mapped(query_mean, self.query_map)
+        keys, bias = self._normalised(query, keys, query_mean)
         return attend_averages(query, keys, values, num_heads=self.num_heads, key_bias=bias, added=added)
 
     def _maps_keys_instead(self, query: Tensor, keys: Tensor) -> bool:

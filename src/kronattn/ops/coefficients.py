@@ -1,11 +1,12 @@
 """Batch statistics of the coefficient matrix E = KᵀQ, from keys and queries alone: E is never built.
 
 With q = q̄ + q' and k = k̄ + k' (a mean and what is left of it, over the positions of one sample), the four parts
-of k·q are orthogonal when summed over positions, so the sum of squared deviations within a sample is
+of k·q are uncorrelated over positions, so the variance within a sample is
 
-    Σᵢⱼ (kᵢ·qⱼ - k̄·q̄)² = n·k̄ᵀGk̄ + m·q̄ᵀFq̄ + <F, G>,   G = Σⱼ q'ⱼq'ⱼᵀ,  F = Σᵢ k'ᵢk'ᵢᵀ
+    mean over i, j of (kᵢ·qⱼ - k̄·q̄)² = k̄ᵀGk̄ + q̄ᵀFq̄ + <F, G>
 
-with d×d matrices F and G. Every term is a sum of squares, so nothing cancels, whatever the means are.
+with the d×d covariances G of the queries and F of the keys. Every term is a mean of squares, so nothing cancels,
+whatever the means are.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ class Moments(NamedTuple):
     squares: Tensor
 
 
-def coefficient_moments(query: Tensor, key: Tensor, *, per_key: bool = False) -> Moments:
+def coefficient_moments(
+    query: Tensor, key: Tensor, *, per_key: bool = False, query_mean: Tensor | None = None
+) -> Moments:
     """Mean and squared deviations of KᵀQ over the batch, for each head or for each key of each head.
 
     Args:
         query: (N, H, d, m) queries as columns.
         key: (N, H, d, n) keys as columns.
         per_key: one channel for each key, over samples and queries; else one for each head.
+        query_mean: (N, H, d, 1), the mean query of each sample where it is known already.
 
     Returns:
         Moments whose tensors are (H,), or (H, n) with ``per_key``, in float32 at least.
@@ -45,32 +49,38 @@ def coefficient_moments(query: Tensor, key: Tensor, *, per_key: bool = False) ->
         True
     """
     wide = torch.promote_types(query.dtype, torch.float32)
-    samples, _, _, queries = query.shape
-    keys = key.shape[-1]
-    query_mean = query.mean(dim=-1, keepdim=True, dtype=wide)
-    # Subtracting a float32 mean widens half precision in the same pass.
-    spread = query - query_mean
-    gram = spread @ spread.transpose(-2, -1)
-    key = key.to(wide)
-
+    if query_mean is None:
+        query_mean = query.mean(dim=-1, keepdim=True, dtype=wide)
+    query_mean, key = query_mean.to(wide), key.to(wide)
+    query_covariance = _covariance(query, query_mean)
     if per_key:
+        in_sample = query.shape[-1]
         means = (key.transpose(-2, -1) @ query_mean).squeeze(-1)  # (N, H, n), each key's mean over its queries
-        within = (key * (gram @ key)).sum(dim=-2)
-        in_sample = queries
+        within = (key * (query_covariance @ key)).sum(dim=-2)
     else:
+        in_sample = query.shape[-1] * key.shape[-1]
         key_mean = key.mean(dim=-1, keepdim=True)
-        key_spread = key - key_mean
-        key_gram = key_spread @ key_spread.transpose(-2, -1)
+        key_covariance = _covariance(key, key_mean)
         means = (key_mean * query_mean).sum(dim=(-2, -1))  # (N, H)
         within = (
-            keys * _quadratic(gram, key_mean)
-            + queries * _quadratic(key_gram, query_mean)
-            + (gram * key_gram).sum(dim=(-2, -1))
+            _quadratic(query_covariance, key_mean)
+            + _quadratic(key_covariance, query_mean)
+            + (query_covariance * key_covariance).sum(dim=(-2, -1))
         )
-        in_sample = queries * keys
     mean = means.mean(dim=0)
-    squares = (within + in_sample * (means - mean).square()).sum(dim=0)
-    return Moments(samples * in_sample, mean, squares)
+    squares = in_sample * (within + (means - mean).square()).sum(dim=0)
+    return Moments(query.shape[0] * in_sample, mean, squares)
+
+
+def _covariance(x: Tensor, mean: Tensor) -> Tensor:
+    """(N, H, d, m) and their means (N, H, d, 1) to (N, H, d, d), in the dtype of the means.
+
+    Half precision stays half on its way through the tensor cores, which add up in float32: what the mean loses by
+    rounding is of second order, and the quotient keeps the sums within float16's range.
+    """
+    spread = (x - mean.to(x.dtype)).flatten(0, 1)
+    product = torch.baddbmm(spread.new_zeros(()), spread, spread.transpose(1, 2), beta=0, alpha=1.0 / x.shape[-1])
+    return product.unflatten(0, x.shape[:2]).to(mean.dtype)
 
 
 def _quadratic(matrix: Tensor, vector: Tensor) -> Tensor:
