@@ -9,8 +9,8 @@ import pytest
 
 import kronattn.distributions.theorem as theorem_module
 from kronattn.cli import main
-from kronattn.cli.theorem import render, to_json
 from kronattn.distributions import Check, paper_claims
+from kronattn.tables.theorem import theorem_table, to_json
 
 QUICK = ("theorem", "--height", "3", "--width", "4", "--samples", "2000")
 
@@ -41,7 +41,8 @@ def test_wrong_theorem_is_red_and_exits_with_one(capsys, wrong_theorem):
     out, err = capsys.readouterr()
     lines = [line for line in out.splitlines() if "✗" in line]
     assert len(lines) == 3
-    assert all("Eqs. 6, 10" in line for line in lines)
+    assert all("X̃" in line for line in lines)
+    assert out.index("Eqs. 6, 10") < out.index("✗") < out.index("Eqs. 7, 12")
     assert sorted(word for line in lines for word in line.split() if word in ("exact", "sampled")) == [
         "exact",
         "sampled",
@@ -152,4 +153,4 @@ def test_nan_is_valid_json_and_red():
     result = to_json([check], {})
     assert result["checks"][0]["measured"] is None
     assert result["all_passed"] is False
-    assert render([check], confidence=0.9, samples=10).row_count == 1
+    assert theorem_table([check], confidence=0.9, samples=10).groups[0].rows[0][-1].text == "✗"

@@ -12,7 +12,15 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import track
 
-__all__ = ["check_writable", "console", "print_json", "progress", "write_atomically"]
+__all__ = [
+    "check_figure",
+    "check_writable",
+    "console",
+    "print_json",
+    "progress",
+    "write_atomically",
+    "write_figure",
+]
 
 Item = TypeVar("Item")
 
@@ -44,6 +52,23 @@ def check_writable(path: Path) -> Path:
     except OSError as error:
         raise OSError(f"--output {path}: cannot write into {folder} ({error.strerror})") from None
     return path
+
+
+def check_figure(path: Path) -> None:
+    """Refuse a path that a figure could not be drawn into, and say if what draws it is missing."""
+    from kronattn.tables.rendering import FIGURE_SUFFIXES, require_matplotlib
+
+    if path.suffix.lower() not in FIGURE_SUFFIXES:
+        raise ValueError(f"--output must end in {' or '.join(FIGURE_SUFFIXES)}, got {path}")
+    check_writable(path)
+    require_matplotlib("--output")
+
+
+def write_figure(path: Path, figure: Any) -> None:
+    """Write a matplotlib figure in the format that the path's suffix names."""
+    from kronattn.tables.rendering import figure_bytes
+
+    write_atomically(path, figure_bytes(figure, path.suffix.lower()[1:]))
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from kronattn.cli.output import check_writable, console, print_json, progress, write_atomically
+from kronattn.cli.output import check_figure, console, print_json, progress, write_figure
 
 __all__ = ["app", "networks", "operators"]
 
@@ -41,16 +41,13 @@ def operators(
         operator_tables,
         to_json,
     )
-    from kronattn.tables.rendering import FIGURE_SUFFIXES, figure_bytes, require_matplotlib, to_rich
+    from kronattn.tables.rendering import to_rich
 
     on, of = resolve_device(device), resolve_dtype(dtype)
     if memory_budget is not None and not memory_budget > 0:
         raise ValueError(f"--memory-budget must be positive, got {memory_budget}")
     if output is not None:
-        if output.suffix.lower() not in FIGURE_SUFFIXES:
-            raise ValueError(f"--output must end in {' or '.join(FIGURE_SUFFIXES)}, got {output}")
-        check_writable(output)
-        require_matplotlib("--output")
+        check_figure(output)
 
     measured = measure_operators(
         QUICK_CASES if quick else CASES,
@@ -61,7 +58,7 @@ def operators(
         track=lambda cases: progress(cases, "Measuring"),
     )
     if output is not None:
-        write_atomically(output, figure_bytes(draw_operators(measured.rows), output.suffix.lower()[1:]))
+        write_figure(output, draw_operators(measured.rows))
     if json:
         print_json(to_json(measured))
         return

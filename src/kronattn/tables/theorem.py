@@ -1,0 +1,83 @@
+"""The checks of Theorem 1 for readers: as a table, and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from kronattn.distributions import Check
+from kronattn.tables.rendering import Cell, Column, Group, Table
+
+__all__ = ["theorem_table", "to_json"]
+
+
+def theorem_table(checks: Sequence[Check], *, confidence: float, samples: int) -> Table:
+    """Return the checks as a table, grouped by the paper's equations, a tick or a cross for each.
+
+    >>> check = Check("mean of X", "Eq. 3", "exact", "relative error", 3e-16, 1e-12)
+    >>> theorem_table([check], confidence=0.999, samples=20_000).groups[0].title
+    'Eq. 3'
+    """
+    columns = [
+        Column("Check", numeric=False),
+        Column("How", numeric=False),
+        Column("What is measured", numeric=False),
+        Column("Measured"),
+        Column("Bound"),
+        Column("", numeric=False),
+    ]
+    groups = [
+        Group(equation, [_cells(check) for check in group])
+        for equation, group in groupby(checks, key=lambda check: check.equation)
+    ]
+    passed = sum(check.passed for check in checks)
+    notes = [
+        "exact: relative error against dense linear algebra in float64.",
+        f"sampled: {samples:,} samples; true statements all pass together with a probability of {confidence:g} or "
+        "more. χ²: squared distance from the claim; KS: gap between distribution functions.",
+    ]
+    return Table(f"Theorem 1: {passed} of {len(checks)} checks pass", columns, groups, notes)
+
+
+def to_json(checks: Iterable[Check], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the checks as one JSON object.
+
+    >>> check = Check("mean of X", "Eq. 3", "exact", "relative error", 3e-16, 1e-12)
+    >>> to_json([check], {"seed": 0})["all_passed"]
+    True
+    """
+    checks = list(checks)
+    return {
+        "checks": [
+            {
+                "name": check.name,
+                "equation": check.equation,
+                "kind": check.kind,
+                "statistic": check.statistic,
+                # JSON has no NaN and no infinity.
+                "measured": check.measured if math.isfinite(check.measured) else None,
+                "bound": check.bound,
+                "passed": check.passed,
+            }
+            for check in checks
+        ],
+        "all_passed": all(check.passed for check in checks),
+        "settings": settings,
+    }
+
+
+def _cells(check: Check) -> list[Cell]:
+    return [
+        Cell(check.name),
+        Cell(check.kind),
+        Cell(check.statistic),
+        Cell(_number(check.measured)),
+        Cell(_number(check.bound)),
+        Cell("✓", tone="good") if check.passed else Cell("✗", tone="bad"),
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:.1e}" if value != 0 and abs(value) < 1e-3 else f"{value:.4g}"
