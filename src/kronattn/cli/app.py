@@ -55,5 +55,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print("kronattn: error: " + " ".join(message.split()), file=sys.stderr)
+    # A command without its sub-command has printed its help instead of a message.
+    if message.strip():
+        print("kronattn: error: " + " ".join(message.split()), file=sys.stderr)
     return code

@@ -23,7 +23,7 @@ def report(
 
     Example: kronattn report --output out/report.html
     """
-    # torch takes a second to import, and `kronattn --help` does without it.
+    # Imported here, so that a sub-command loads what it needs and no more.
     from kronattn.measure import describe_environment, resolve_device, resolve_dtype
     from kronattn.report import SECTIONS, Settings, render_page
     from kronattn.tables.rendering import require_matplotlib, to_rich

@@ -31,7 +31,7 @@ def operators(
 
     Example: kronattn tables operators --output operators.png
     """
-    # torch takes a second to import, and `kronattn --help` does without it.
+    # Imported here, so that a sub-command loads what it needs and no more.
     from kronattn.measure import resolve_device, resolve_dtype
     from kronattn.tables.operators import (
         CASES,

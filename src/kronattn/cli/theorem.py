@@ -31,7 +31,7 @@ def theorem(
 
     Example: kronattn theorem --height 6 --width 6 --output theorem.png
     """
-    # torch takes a second to import, and `kronattn --help` does without it.
+    # Imported here, so that a sub-command loads what it needs and no more.
     from kronattn.distributions import check_theorem, draw_samples, draw_theorem, random_setting
     from kronattn.tables.rendering import to_rich
     from kronattn.tables.theorem import theorem_table, to_json
