@@ -96,13 +96,13 @@ def _rows(columns: Tensor) -> Tensor:
 def _in_blocks(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None) -> Tensor:
     by_rows = _gives_rows(query)
     query, key, value, bias = _merged(query, key, value, key_bias)
-    samples, positions = _block_shape(query, key)
-    if samples >= query.shape[0] and positions >= query.shape[2]:
-        return _block(query, key, value, bias, by_rows)
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return _in_functional_blocks(query, key, value, bias, by_rows)
+    samples, positions = _block_shape(query, key)
     # One buffer for all blocks: memory that is new to the process costs more than the arithmetic on it.
     buffer = key.new_empty(samples, positions, key.shape[2])
+    if samples >= query.shape[0] and positions == query.shape[2]:
+        return _block(query, key, value, bias, by_rows, buffer)
     shape = (query.shape[2], value.shape[1]) if by_rows else (value.shape[1], query.shape[2])
     output = query.new_empty(query.shape[0], *shape)
     for at, parts in _blocks(query, key):
@@ -131,7 +131,9 @@ def _block(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by_rows: bool, buffer: Tensor | None = None
 ) -> Tensor:
     """(B, p, m), or (B, m, p) by rows, for one block; in a buffer of at least (B, m, n) if there is one."""
-    room = None if buffer is None else buffer[: query.shape[0], : query.shape[2]]
+    room = buffer
+    if buffer is not None and buffer.shape[:2] != (query.shape[0], query.shape[2]):
+        room = buffer[: query.shape[0], : query.shape[2]]
     weights = _coefficients(query, key, bias, room)
     output = torch.bmm(weights, value.transpose(1, 2)) if by_rows else torch.bmm(value, weights.transpose(1, 2))
     return output if output.dtype == query.dtype else output.to(query.dtype)

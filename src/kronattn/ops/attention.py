@@ -47,7 +47,7 @@ def attention(
         pooled = pool_grid(key, pool)
         value = pooled if value is key else pool_grid(value, pool)
         key = pooled
-    chosen = choose_backend(backend, query, key, value)
+    chosen = choose_backend(backend, query, key, value, operator="attention", num_heads=num_heads)
     return chosen.attention(query, key, value, num_heads=num_heads, scale=scale)
 
 

@@ -8,13 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["autocast_is_on", "without_autocast"]
+__all__ = ["autocast_is_on", "autocasted", "without_autocast"]
 
 
 def autocast_is_on(x: Tensor) -> bool:
     """Whether autocast is enabled for ``x``'s kind of device."""
     # Not torch.amp.is_autocast_available: the compiler of PyTorch 2.11 cannot look into it.
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
+def autocasted(x: Tensor) -> Tensor:
+    """``x`` in autocast's dtype where autocast is on, as PyTorch's own attention takes it; float64 stays."""
+    if x.dtype == torch.float64 or not autocast_is_on(x):
+        return x
+    return x.to(torch.get_autocast_dtype(x.device.type))
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:

@@ -7,46 +7,74 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kronattn.ops import plain, reference
+from kronattn.ops import plain, reference, triton
 
 __all__ = ["BACKENDS", "Backend", "choose_backend"]
 
 
-def _serves_everything(query: Tensor, key: Tensor, value: Tensor) -> str | None:
+def _serves_everything(query: Tensor, key: Tensor, value: Tensor, num_heads: int) -> str | None:
     return None
+
+
+def _always(operator: str, query: Tensor, key: Tensor, value: Tensor, num_heads: int) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
 class Backend:
     """One implementation of the two operators; all take checked input and give the same result.
 
-    ``refuses(query, key, value)`` is None where the backend can run, else the reason it cannot, in words.
+    ``refuses(query, key, value, num_heads)`` is None where the backend can run, else the reason it cannot, in
+    words. ``worth_it(operator, query, key, value, num_heads)`` is whether "auto" should pick it where it can.
+    ``axis_averages`` and ``attend_averages`` are the two halves of Kronecker attention, for modules that do
+    something to the averages in between.
     """
 
     attention: Callable[..., Tensor]
     kronecker_attention: Callable[..., Tensor]
-    refuses: Callable[[Tensor, Tensor, Tensor], str | None] = _serves_everything
+    axis_averages: Callable[[Tensor], Tensor] = plain.axis_averages
+    attend_averages: Callable[..., Tensor] = plain.attend_averages
+    refuses: Callable[[Tensor, Tensor, Tensor, int], str | None] = _serves_everything
+    worth_it: Callable[[str, Tensor, Tensor, Tensor, int], bool] = _always
 
 
 BACKENDS = {
     "reference": Backend(reference.attention, reference.kronecker_attention),
     "torch": Backend(plain.attention, plain.kronecker_attention),
+    "triton": Backend(
+        triton.attention,
+        triton.kronecker_attention,
+        triton.axis_averages,
+        triton.attend_averages,
+        triton.refuses,
+        triton.worth_it,
+    ),
 }
 
-# Fastest first. The reference is for checking and is never picked.
+# Fastest first. The reference is for checking and is never picked. The kernels are asked for by name until the whole
+# of tests/ops/test_triton.py and the networks' training have been seen to pass on a GPU.
 _AUTOMATIC = ("torch",)
 
 
-def choose_backend(name: str, query: Tensor, key: Tensor, value: Tensor) -> Backend:
-    """The backend called ``name`` or, for ``"auto"``, the fastest that supports the input."""
+def choose_backend(
+    name: str, query: Tensor, key: Tensor, value: Tensor, *, operator: str = "kv", num_heads: int = 1
+) -> Backend:
+    """The backend called ``name`` or, for ``"auto"``, the fastest that supports the input.
+
+    ``operator`` is what it is wanted for: "attention", or a mode of Kronecker attention.
+    """
     if name == "auto":
-        return next(
-            BACKENDS[candidate] for candidate in _AUTOMATIC if not BACKENDS[candidate].refuses(query, key, value)
-        )
+        for candidate in _AUTOMATIC:
+            backend = BACKENDS[candidate]
+            if backend.worth_it(operator, query, key, value, num_heads) and not backend.refuses(
+                query, key, value, num_heads
+            ):
+                return backend
+        return BACKENDS["torch"]
     if name not in BACKENDS:
         known = ", ".join(repr(known) for known in ("auto", *BACKENDS))
         raise ValueError(f"backend must be one of {known}, not {name!r}")
-    reason = BACKENDS[name].refuses(query, key, value)
+    reason = BACKENDS[name].refuses(query, key, value, num_heads)
     if reason:
         raise ValueError(f"backend {name!r} cannot run here: {reason}")
     return BACKENDS[name]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kronattn.ops.autocast import autocast_is_on
+from kronattn.ops.autocast import autocasted
 
 __all__ = [
     "MAX_AXES",
@@ -95,17 +95,18 @@ def check_triple(
     autocast all three come back in autocast's dtype, as for PyTorch's own attention.
     """
     check_grid_tensor(query, "query")
+    check_heads(num_heads, query.shape[1], "query")
+    check_scale(scale, num_heads)
     if key is None:
         if value is not None:
             raise ValueError("value was given without key: give both, or neither for self-attention")
-        key = query
-    else:
-        check_grid_tensor(key, "key")
+        query = autocasted(query)
+        return query, query, query
+    check_grid_tensor(key, "key")
     if value is None:
         value = key
     else:
         check_grid_tensor(value, "value")
-
     for name, other in (("key", key), ("value", value)):
         if other.device != query.device:
             raise ValueError(f"{name} must be on query's device: query is on {query.device}, {name} on {other.device}")
@@ -115,30 +116,16 @@ def check_triple(
         raise ValueError(f"key must have query's {query.shape[1]} channels, but has {key.shape[1]}")
     if value.shape[2:] != key.shape[2:]:
         raise ValueError(f"value must have key's grid {tuple(key.shape[2:])}, but has {tuple(value.shape[2:])}")
-    check_heads(num_heads, query.shape[1], "query")
     check_heads(num_heads, value.shape[1], "value")
-    check_scale(scale, num_heads)
 
-    query, key, value = _autocast(query, key, value)
-    for name, other in (("key", key), ("value", value)):
-        if other.dtype != query.dtype:
+    cast_query = autocasted(query)
+    cast_key = cast_query if key is query else autocasted(key)
+    cast_value = cast_key if value is key else autocasted(value)
+    for name, other in (("key", cast_key), ("value", cast_value)):
+        if other.dtype != cast_query.dtype:
             raise TypeError(
-                f"{name} must have query's dtype: query is {_dtype_name(query)}, {name} is {_dtype_name(other)}"
+                f"{name} must have query's dtype: query is {_dtype_name(cast_query)}, {name} is {_dtype_name(other)}"
             )
-    return query, key, value
-
-
-def _autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    if not autocast_is_on(query):
-        return query, key, value
-    dtype = torch.get_autocast_dtype(query.device.type)
-
-    def cast(x: Tensor) -> Tensor:
-        return x if x.dtype == torch.float64 else x.to(dtype)
-
-    cast_query = cast(query)
-    cast_key = cast_query if key is query else cast(key)
-    cast_value = cast_key if value is key else cast(value)
     return cast_query, cast_key, cast_value
 
 

@@ -29,10 +29,9 @@ def axis_averages(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
         tensor([[[1.5000, 2.5000, 3.5000, 1.0000, 4.0000]]])
     """
     check_grid_tensor(x, "x")
-    wide = torch.promote_types(x.dtype, torch.float32)
-    averages = torch.cat(_axis_averages(x, wide), dim=-1)
+    averages = wide_averages(x)
     dtype = dtype or x.dtype
-    return averages if dtype == wide else averages.to(dtype)
+    return averages if averages.dtype == dtype else averages.to(dtype)
 
 
 def outer_sum(tokens: Tensor, grid: Sequence[int]) -> Tensor:
@@ -51,21 +50,34 @@ def outer_sum(tokens: Tensor, grid: Sequence[int]) -> Tensor:
                   [21., 22., 23.]]]])
     """
     check_tokens(tokens, grid)
-    vectors = tokens.split(list(reversed(grid)), dim=-1)
-    total = vectors[0]
-    for vector in vectors[1:]:
-        total = vector[(..., *[None] * (total.dim() - 2))] + total.unsqueeze(2)
-    return total
+    return spread(tokens, grid)
 
 
-def _axis_averages(x: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """One (N, C, size) tensor for each axis, the last axis first, in ``dtype``.
+def wide_averages(x: Tensor) -> Tensor:
+    """:func:`axis_averages` of input that has been checked, in float32 at least."""
+    parts = _axis_averages(x, torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else None)
+    return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+
+
+def _axis_averages(x: Tensor, dtype: torch.dtype | None) -> list[Tensor]:
+    """One (N, C, size) tensor for each axis, the last axis first, in ``dtype`` or x's own.
 
     The full tensor is read twice however many axes there are: once for the first axis, and once to average
     the first axis away, which leaves a smaller grid with the same averages over the axes that remain.
     """
     if x.dim() == 3:
-        return [x if x.dtype == dtype else x.to(dtype)]
+        return [x if dtype is None else x.to(dtype)]
     rest = x.mean(dim=2, dtype=dtype)
     first = x.mean(dim=tuple(range(3, x.dim())), dtype=dtype)
-    return [*_axis_averages(rest, dtype), first]
+    return [*_axis_averages(rest, None), first]
+
+
+def spread(tokens: Tensor, grid: Sequence[int]) -> Tensor:
+    """:func:`outer_sum` of input that has been checked."""
+    start, total = grid[-1], tokens[..., : grid[-1]]
+    for size in reversed(grid[:-1]):
+        # Small sums first: the vectors of the last axes, then one axis more with each step.
+        vector = tokens[..., start : start + size]
+        total = vector[(..., *[None] * (total.dim() - 2))] + total.unsqueeze(2)
+        start += size
+    return total

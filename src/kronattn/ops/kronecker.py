@@ -34,7 +34,8 @@ def kronecker_attention(
         num_heads: divides C and P; the channels are split among the heads.
         scale: of the coefficients before the softmax: a number, or a tensor of one element or one for each
             head. The paper's is 1.
-        backend: "auto" picks the fastest that supports the input; "torch" or "reference" by name.
+        backend: "auto" picks the fastest that is known to support the input; "torch", "triton" (fused GPU kernels) or
+            "reference" by name.
 
     Returns:
         (N, P, *grid), in query's dtype and, where the backend can, its memory format.
@@ -49,5 +50,5 @@ def kronecker_attention(
     """
     check_mode(mode)
     query, key, value = check_triple(query, key, value, num_heads, scale)
-    chosen = choose_backend(backend, query, key, value)
+    chosen = choose_backend(backend, query, key, value, operator=mode, num_heads=num_heads)
     return chosen.kronecker_attention(query, key, value, mode=mode, num_heads=num_heads, scale=scale)

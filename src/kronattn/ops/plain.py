@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from kronattn.ops import grid
 from kronattn.ops.attend import attend
-from kronattn.ops.grid import axis_averages, outer_sum
 
-__all__ = ["attend_averages", "attend_positions", "attention", "kronecker_attention"]
+__all__ = ["attend_averages", "attend_positions", "attention", "axis_averages", "kronecker_attention"]
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *, num_heads: int, scale: float | Tensor) -> Tensor:
@@ -20,13 +19,17 @@ def kronecker_attention(
     query: Tensor, key: Tensor, value: Tensor, *, mode: str, num_heads: int, scale: float | Tensor
 ) -> Tensor:
     """KAO_KV and KAO_QKV; shapes as in :func:`kronattn.kronecker_attention`."""
-    wide = torch.promote_types(query.dtype, torch.float32)
-    keys = axis_averages(key, dtype=wide)
-    values = keys if value is key else axis_averages(value, dtype=wide)
+    keys = axis_averages(key)
+    values = keys if value is key else axis_averages(value)
     if mode == "qkv":
-        queries = keys if query is key else axis_averages(query, dtype=wide)
+        queries = keys if query is key else axis_averages(query)
         return attend_averages(query, keys, values, queries=queries, num_heads=num_heads, scale=scale)
     return attend_averages(query, keys, values, num_heads=num_heads, scale=scale)
+
+
+def axis_averages(x: Tensor) -> Tensor:
+    """The averages of (N, C, *grid) as :func:`kronattn.axis_averages`, in float32 at least."""
+    return grid.wide_averages(x)
 
 
 def attend_averages(
@@ -57,13 +60,13 @@ def attend_averages(
     """
     if queries is None:
         return attend_positions(query, keys, values, num_heads=num_heads, scale=scale, key_bias=key_bias, added=added)
-    tokens = attend_positions(queries, keys, values, num_heads=num_heads, scale=scale, key_bias=key_bias).to(
-        query.dtype
-    )
+    tokens = attend_positions(queries, keys, values, num_heads=num_heads, scale=scale, key_bias=key_bias)
+    if tokens.dtype != query.dtype:
+        tokens = tokens.to(query.dtype)
     if query.stride(1) == 1:
         # The sum takes its layout from the tokens: with channels side by side, it comes out channels_last.
         tokens = tokens.transpose(1, 2).contiguous().transpose(1, 2)
-    output = outer_sum(tokens, query.shape[2:])
+    output = grid.spread(tokens, query.shape[2:])
     return output if added is None else output + added
 
 
@@ -93,10 +96,11 @@ def attend_positions(
     if isinstance(scale, Tensor) or scale != 1:
         # The scale goes into the keys: they are the fewer.
         keys = keys * scale
+    columns = query if query.dim() == 3 else query.flatten(2)
     if num_heads == 1:
-        output = attend(query.flatten(2), keys, values, key_bias)
+        output = attend(columns, keys, values, key_bias)
     else:
-        output = _attend_heads(query.flatten(2), keys, values, num_heads, key_bias)
+        output = _attend_heads(columns, keys, values, num_heads, key_bias)
     if query.dim() > 3:
         output = output.unflatten(2, query.shape[2:])
     return output if added is None else output + added

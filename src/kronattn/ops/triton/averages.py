@@ -1,0 +1,278 @@
+"""Averages along both axes of a grid in one pass over it; the sums too, which are the outer sum's gradient.
+
+A program walks down a strip of rows, a row for each warp: a row's sum takes few exchanges between threads, and column
+sums stay in registers until the strip's end. Where strips cut columns (or tiles cut rows), each program writes its own
+part and a second, tiny kernel adds the parts in a fixed order: no atomics, the same bits every time.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# ruff: noqa: RET505 (a kernel's compile-time branches must both be branches)
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kronattn.ops.triton.blocks import grid_offsets, token_offsets
+from kronattn.ops.triton.launch import empty, launch, recorded
+from kronattn.ops.triton.layout import alignment, flat
+from kronattn.ops.triton.rules import averages_plan
+
+__all__ = ["averages_forward", "load_tile", "sum_strip", "tile_columns", "tile_sums"]
+
+
+@triton.jit
+def tile_sums(b_x, BR: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, LANES: tl.constexpr):
+    """(BR, BC) sums over the rows of a tile (BW * BR, BC) that :func:`load_tile` has loaded."""
+    b_lanes = tl.sum(tl.reshape(b_x, [BW // LANES, BR * LANES, BC]), axis=0)
+    return tl.sum(tl.reshape(b_lanes, [BR, LANES, BC]), axis=1)
+
+
+@triton.jit
+def tile_columns(b_x, BR: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, LANES: tl.constexpr):
+    """(BW, BC) sums over the columns of such a tile.
+
+    Halves are added to each other until one row is left: where they belong to different warps, each exchange goes
+    through shared memory once, as a whole, while a sum along an axis would take a barrier for every element.
+    """
+    if BR == 1:
+        return tl.reshape(b_x, [BW, BC])
+    else:
+        b_halves = tl.permute(tl.reshape(b_x, [BW // LANES, 2, BR // 2 * LANES, BC]), (0, 2, 3, 1))
+        b_upper, b_lower = tl.split(b_halves)
+        return tile_columns(b_upper + b_lower, BR // 2, BW, BC, LANES)
+
+
+@triton.jit
+def load_tile(
+    x,
+    first,
+    last,
+    start,
+    b_c,
+    width,
+    stride_p,
+    stride_c,
+    channels,
+    BR: tl.constexpr,
+    BW: tl.constexpr,
+    LANES: tl.constexpr,
+    LAST: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
+    """Rows first to last (at most BR) and columns from start on of one sample: (BW * BR, channels).
+
+    Position (i · BR + r) · LANES + l of the tile is row r, column i · LANES + l. Triton hands positions out to
+    threads, then warps, then registers; with LANES as many as a warp reads side by side and BR warps, a warp holds
+    one row, most of which a thread can add up by itself.
+    """
+    b_p = tl.arange(0, BW * BR)
+    b_r = first + b_p // LANES % BR
+    b_w = start + b_p // (BR * LANES) * LANES + b_p % LANES
+    b_mask = ((b_r < last) & (b_w < width))[:, None] & (b_c < channels)[None, :]
+    b_offsets = grid_offsets(b_r * width + b_w, b_c, stride_p, stride_c, LAST, ALIGN)
+    return tl.load(x + b_offsets, mask=b_mask, other=0.0)
+
+
+@triton.jit
+def sum_strip(
+    x,
+    rows,
+    first,
+    last,
+    start,
+    b_c,
+    width,
+    stride_p,
+    stride_c,
+    row_scale,
+    channels,
+    C: tl.constexpr,
+    BR: tl.constexpr,
+    BW: tl.constexpr,
+    BC: tl.constexpr,
+    LANES: tl.constexpr,
+    LAST: tl.constexpr,
+    ALIGN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Walk down a strip of one sample: write each row's sum · row_scale, return the columns' sums (BW, BC)."""
+    b_row = tl.arange(0, BR)
+    b_total = tl.zeros([BW * BR, BC], tl.float32)
+    if STAGES == 0:
+        b_next = load_tile(x, first, last, start, b_c, width, stride_p, stride_c, channels, BR, BW, LANES, LAST, ALIGN)
+    for r in tl.range(first, last, BR, num_stages=STAGES):
+        if STAGES == 0:
+            # The next rows are on their way to registers while these are added up.
+            b_x = b_next.to(tl.float32)
+            b_next = load_tile(
+                x, r + BR, last, start, b_c, width, stride_p, stride_c, channels, BR, BW, LANES, LAST, ALIGN
+            )  # fmt: skip
+        else:
+            # Several tiles are on their way to shared memory.
+            b_x = load_tile(x, r, last, start, b_c, width, stride_p, stride_c, channels, BR, BW, LANES, LAST, ALIGN)
+            b_x = b_x.to(tl.float32)
+        b_total += b_x
+        b_sums = tile_sums(b_x, BR, BW, BC, LANES) * row_scale
+        b_store = (r + b_row < last)[:, None] & (b_c < channels)[None, :]
+        tl.store(rows + token_offsets(r + b_row, b_c, C), b_sums.to(rows.dtype.element_ty), mask=b_store)
+    return tile_columns(b_total, BR, BW, BC, LANES)
+
+
+@triton.jit
+def averages_forward_kernel(
+    x,
+    tokens,
+    column_parts,
+    row_parts,
+    stride_n,
+    stride_c,
+    stride_p,
+    height,
+    width,
+    splits,
+    rows_per_split,
+    column_scale,
+    row_scale,
+    C: tl.constexpr,
+    BR: tl.constexpr,
+    BW: tl.constexpr,
+    BC: tl.constexpr,
+    LANES: tl.constexpr,
+    LAST: tl.constexpr,
+    ALIGN: tl.constexpr,
+    STAGES: tl.constexpr,
+    WHOLE_COLUMNS: tl.constexpr,
+    WHOLE_ROWS: tl.constexpr,
+):
+    n = (tl.program_id(0) // splits).to(tl.int64)
+    split = tl.program_id(0) % splits
+    tile = tl.program_id(1)
+    first = split * rows_per_split
+    last = tl.minimum(first + rows_per_split, height)
+    b_c = tl.program_id(2) * BC + tl.arange(0, BC)
+    tokens += n * (height + width) * C
+    x += n * stride_n * ALIGN
+    if WHOLE_ROWS:
+        b_columns = sum_strip(
+            x, tokens + width * C, first, last, tile * BW, b_c, width, stride_p, stride_c, row_scale, C,
+            C, BR, BW, BC, LANES, LAST, ALIGN, STAGES,
+        )  # fmt: skip
+    else:
+        b_columns = sum_strip(
+            x, row_parts + (n * tl.num_programs(1) + tile) * height * C, first, last, tile * BW, b_c, width,
+            stride_p, stride_c, 1.0, C, C, BR, BW, BC, LANES, LAST, ALIGN, STAGES,
+        )  # fmt: skip
+    b_w = tile * BW + tl.arange(0, BW)
+    b_store = (b_w < width)[:, None] & (b_c < C)[None, :]
+    if WHOLE_COLUMNS:
+        p_columns = tokens + token_offsets(b_w, b_c, C)
+        tl.store(p_columns, (b_columns * column_scale).to(tokens.dtype.element_ty), mask=b_store)
+    else:
+        p_columns = column_parts + (n * splits + split) * width * C + token_offsets(b_w, b_c, C)
+        tl.store(p_columns, b_columns, mask=b_store)
+
+
+@triton.jit
+def add_parts_kernel(
+    column_parts,
+    row_parts,
+    tokens,
+    height,
+    width,
+    splits,
+    tiles,
+    column_scale,
+    row_scale,
+    C: tl.constexpr,
+    WHOLE_COLUMNS: tl.constexpr,
+    WHOLE_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Add up one sample's parts: of its columns over ``splits``, of its rows over ``tiles``."""
+    n = tl.program_id(0).to(tl.int64)
+    b_i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    tokens += n * (height + width) * C
+    if not WHOLE_COLUMNS:
+        size = width * C
+        b_mask = b_i < size
+        b_sum = tl.zeros([BLOCK], tl.float32)
+        for part in range(splits):
+            b_sum += tl.load(column_parts + (n * splits + part) * size + b_i, mask=b_mask, other=0.0)
+        tl.store(tokens + b_i, (b_sum * column_scale).to(tokens.dtype.element_ty), mask=b_mask)
+    if not WHOLE_ROWS:
+        size = height * C
+        b_j = b_i if WHOLE_COLUMNS else b_i - width * C
+        b_mask = (b_j >= 0) & (b_j < size)
+        b_sum = tl.zeros([BLOCK], tl.float32)
+        for part in range(tiles):
+            b_sum += tl.load(row_parts + (n * tiles + part) * size + b_j, mask=b_mask, other=0.0)
+        tl.store(tokens + width * C + b_j, (b_sum * row_scale).to(tokens.dtype.element_ty), mask=b_mask)
+
+
+@recorded
+def averages_forward(x: Tensor, height: int, width: int, *, dtype: torch.dtype, mean: bool = True) -> Tensor:
+    """Averages (or sums) of (N, C, *grid), its grid read as height × width, over each of the two axes.
+
+    Returns:
+        (N, width + height, C) in ``dtype``: columns first, then rows, accumulated in float32.
+    """
+    x, strides = flat(x)
+    batch, channels = x.shape[:2]
+    plan = averages_plan(batch, channels, height, width, x.element_size(), strides.channels_last)
+    align = alignment(strides)
+    tokens = empty((batch, width + height, channels), dtype, x.device)
+    column_parts = row_parts = tokens
+    if plan.splits > 1:
+        column_parts = empty((batch, plan.splits, width, channels), torch.float32, x.device)
+    if plan.tiles > 1:
+        row_parts = empty((batch, plan.tiles, height, channels), torch.float32, x.device)
+    column_scale, row_scale = (1.0 / height, 1.0 / width) if mean else (1.0, 1.0)
+    launch(
+        averages_forward_kernel,
+        (batch * plan.splits, plan.tiles, plan.channel_blocks),
+        x,
+        tokens,
+        column_parts,
+        row_parts,
+        *strides.over(align),
+        height,
+        width,
+        plan.splits,
+        plan.rows_per_split,
+        column_scale,
+        row_scale,
+        channels,
+        plan.block_rows,
+        plan.block_width,
+        plan.block_channels,
+        plan.lanes,
+        strides.channels_last,
+        align,
+        plan.stages,
+        plan.splits == 1,
+        plan.tiles == 1,
+        num_warps=plan.warps,
+        maxnreg=plan.registers,
+    )
+    if plan.splits > 1 or plan.tiles > 1:
+        count = (width if plan.splits > 1 else 0) + (height if plan.tiles > 1 else 0)
+        launch(
+            add_parts_kernel,
+            (batch, triton.cdiv(count * channels, 512)),
+            column_parts,
+            row_parts,
+            tokens,
+            height,
+            width,
+            plan.splits,
+            plan.tiles,
+            column_scale,
+            row_scale,
+            channels,
+            plan.splits == 1,
+            plan.tiles == 1,
+            512,
+        )
+    return tokens

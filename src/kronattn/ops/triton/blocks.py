@@ -1,0 +1,47 @@
+"""What the kernels share: where a tile lies in memory, and a matrix product that is right everywhere.
+
+A grid tensor (N, C, *grid) is read as (sample, position, channel) with three strides, so that channels-last and
+contiguous tensors need no copy. Tokens (the averages, and what they receive) are (N, S, C) with channels side by
+side.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+
+__all__ = ["LOG2E", "grid_offsets", "matmul", "token_offsets"]
+
+# exp2 is the GPU's own exponential; logits are multiplied by this before it.
+LOG2E = tl.constexpr(1.4426950408889634)
+_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
+
+
+@triton.jit
+def matmul(a, b, PRECISION: tl.constexpr):
+    """a @ b with float32 accumulation."""
+    if _INTERPRETED:
+        # The interpreter multiplies bfloat16 as if it were integers.
+        return tl.dot(a.to(tl.float32), b.to(tl.float32))
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def grid_offsets(positions, channels, stride_p, stride_c, LAST: tl.constexpr, ALIGN: tl.constexpr):
+    """Offsets of a (positions, channels) tile within a sample.
+
+    Strides other than 1 come divided by ALIGN, so that the compiler knows that they are multiples of it and
+    loads several elements at once, also where they are not multiples of 16.
+    """
+    if LAST:
+        return positions[:, None] * (stride_p * ALIGN) + channels[None, :]
+    return positions[:, None] * stride_p + channels[None, :] * (stride_c * ALIGN)
+
+
+@triton.jit
+def token_offsets(tokens, channels, C: tl.constexpr):
+    """Offsets of a (tokens, channels) tile within a sample's tokens."""
+    return tokens[:, None] * C + channels[None, :]

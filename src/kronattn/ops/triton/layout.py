@@ -1,0 +1,102 @@
+"""How tensors lie in memory: the strides that the kernels take, and outputs laid out like their input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kronattn.ops.triton.launch import empty
+
+__all__ = [
+    "Strides",
+    "alignment",
+    "as_tokens",
+    "empty_grid",
+    "empty_like_grid",
+    "flat",
+    "flat_strides",
+    "is_channels_last",
+]
+
+
+class Strides(NamedTuple):
+    """Of a grid tensor read as (sample, channel, position), and whether channels lie side by side."""
+
+    sample: int
+    channel: int
+    position: int
+    channels_last: bool
+
+    def over(self, alignment: int) -> tuple[int, int, int]:
+        """What a kernel takes: every stride that it multiplies by ``alignment`` divided by it."""
+        if self.channels_last:
+            return self.sample // alignment, 0, self.position // alignment
+        return self.sample // alignment, self.channel // alignment, self.position
+
+
+def flat_strides(x: Tensor) -> Strides | None:
+    """Strides of (N, C, *grid) with its grid flattened; None where one stride cannot step through the grid."""
+    shape, strides = x.shape, x.stride()
+    position, expected = 1, -1
+    for axis in range(x.dim() - 1, 1, -1):
+        if shape[axis] == 1:
+            continue
+        if expected < 0:
+            position = strides[axis]
+        elif strides[axis] != expected:
+            return None
+        expected = strides[axis] * shape[axis]
+    channel = strides[1] if shape[1] > 1 else 1
+    # A lone channel or position has no stride of its own: it is read as whichever layout the other one has.
+    return Strides(strides[0], channel, position, channel == 1 and (position != 1 or shape[1] > 1))
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Whether channels lie side by side; what is neither that nor contiguous is copied, and contiguous then."""
+    strides = flat_strides(x)
+    return strides is not None and strides.channels_last
+
+
+def flat(x: Tensor) -> tuple[Tensor, Strides]:
+    """``x`` with its strides, copied only if its layout is neither of the two usual ones nor a slice of them."""
+    strides = flat_strides(x)
+    if strides is None:
+        x = x.contiguous()
+        strides = flat_strides(x)
+        assert strides is not None
+    return x, strides
+
+
+def alignment(*tensors: Strides) -> int:
+    """The largest power of two, up to 16, that divides every stride which is not 1."""
+    divisor = 16
+    for strides in tensors:
+        other = strides.position if strides.channels_last else strides.channel
+        divisor = math.gcd(divisor, strides.sample, other)
+    return divisor
+
+
+def empty_grid(
+    batch: int, channels: int, grid: Sequence[int], channels_last: bool, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Uninitialised (batch, channels, *grid), channels last or contiguous."""
+    if not channels_last:
+        return empty((batch, channels, *grid), dtype, device)
+    strides = [channels]
+    for size in reversed(grid):
+        strides.append(strides[-1] * size)
+    return empty((batch, channels, *grid), dtype, device, (strides.pop(), 1, *reversed(strides)))
+
+
+def empty_like_grid(x: Tensor, channels: int, channels_last: bool, dtype: torch.dtype | None = None) -> Tensor:
+    """Uninitialised (N, channels, *grid) with ``x``'s batch and grid, in ``dtype`` or ``x``'s own."""
+    return empty_grid(x.shape[0], channels, x.shape[2:], channels_last, dtype or x.dtype, x.device)
+
+
+def as_tokens(tokens: Tensor) -> Tensor:
+    """(N, C, S) as the (N, S, C) that the kernels read; a copy only where channels are not side by side."""
+    return tokens.transpose(1, 2).contiguous()
