@@ -17,6 +17,7 @@ from kronattn.nn import (
     BaseSkipModule,
     DenseAttention,
     KroneckerAttention,
+    blocks,
 )
 
 ATTENTIONS = {
@@ -120,6 +121,21 @@ def test_attn_skip_costs_what_attn_does():
     positions, new, keys = 120, 80, 22
     attention = positions * keys * 2 * 16 + keys * 16 * 16
     assert count_madd(plain, x) == positions * (16 * new + 9 * new + 96 * 24) + attention
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"act_layer": nn.SiLU}], ids=str)
+def test_parts_equal_the_concatenation(options, layout, monkeypatch):
+    """Inference on large maps leaves the concatenation out."""
+    module = build("base_skip", 8, 8, **options).eval()
+    x = torch.randn(2, 8, 9, 7).to(memory_format=layout)
+    with torch.inference_mode():
+        whole = module(x)
+        monkeypatch.setattr(blocks, "_WORTH_PARTS", 1)
+        monkeypatch.setattr(torch, "cat", lambda *_, **__: pytest.fail("concatenated"))
+        parts = module(x)
+    torch.testing.assert_close(parts, whole)
+    assert parts.is_contiguous(memory_format=layout)
 
 
 def test_any_attention_layer():

@@ -25,6 +25,7 @@ from kronattn.nn import (
     DenseAttention,
     KroneckerAttention,
 )
+from kronattn.nn.blocks import ReLU6
 
 __all__ = ["TABLE_1", "VARIANTS", "KANet", "Row", "Variant"]
 
@@ -116,7 +117,7 @@ class KANet(nn.Module):
         drop_rate: float = 0.2,
         global_pool: str = "avg",
         stem_stride: int = 2,
-        act_layer: Callable[..., nn.Module] = nn.ReLU6,
+        act_layer: Callable[..., nn.Module] = ReLU6,
         norm_layer: Callable[..., nn.Module] = nn.BatchNorm2d,
         table: Sequence[Row] = TABLE_1,
     ) -> None:

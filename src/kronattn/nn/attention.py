@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.nn.fx import traced_as_one_node
 from kronattn.ops.attention import pool_grid
+from kronattn.ops.backends import choose_backend
 from kronattn.ops.checks import check_heads, check_mode, check_scale, check_triple
-from kronattn.ops.grid import axis_averages
-from kronattn.ops.plain import attend_averages, attend_positions
+from kronattn.ops.plain import attend_positions
 
 __all__ = ["DenseAttention", "KroneckerAttention"]
 
@@ -87,11 +87,11 @@ class GridAttention(nn.Module):
 
     def _checked(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = check_triple(query, key, value, 1, 1.0)
-        for name, x in (("query", query), ("value", value)):
-            if x.shape[1] != self.channels:
-                raise ValueError(
-                    f"{type(self).__name__} was built for {self.channels} channels, but {name} has {x.shape[1]}"
-                )
+        if query.shape[1] != self.channels or value.shape[1] != self.channels:
+            name, x = ("query", query) if query.shape[1] != self.channels else ("value", value)
+            raise ValueError(
+                f"{type(self).__name__} was built for {self.channels} channels, but {name} has {x.shape[1]}"
+            )
         return query, key, value
 
     def _normalised(self, query: Tensor, key: Tensor, query_mean: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -184,30 +184,36 @@ class KroneckerAttention(GridAttention):
         self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, added: Tensor | None = None
     ) -> Tensor:
         query, key, value = self._checked(query, key, value)
-        wide = torch.promote_types(query.dtype, torch.float32)
-        key_averages = axis_averages(key, dtype=wide)
-        value_averages = key_averages if value is key else axis_averages(value, dtype=wide)
-        keys, values = _mapped(key_averages, self.key_map), _mapped(value_averages, self.value_map)
+        backend = choose_backend("auto", query, key, value, operator=self.mode, num_heads=self.num_heads)
+        key_averages = backend.axis_averages(key)
+        value_averages = key_averages if value is key else backend.axis_averages(value)
         query_averages = key_averages if query is key else None
+        keys, values = _mapped(key_averages, self.key_map), _mapped(value_averages, self.value_map)
         if self.mode == "qkv":
             if query_averages is None:
-                query_averages = axis_averages(query, dtype=wide)
+                query_averages = backend.axis_averages(query)
             queries = _mapped(query_averages, self.query_map)
             keys, bias = self._normalised(queries, keys)
-            return attend_averages(
-                query, keys, values, queries=queries, num_heads=self.num_heads, key_bias=bias, added=added
-            )
-        if self.query_map is not None and self._maps_keys_instead(query, keys):
-            keys = self.query_map.weight.t() @ keys
         else:
-            query = _mapped(query, self.query_map)
-        query_mean = None
-        if query_averages is not None and self.norm is not None and self.norm.uses_batch_statistics:
-            # The mean of all queries is that of the last axis's averages, which stand first.
-            query_mean = query_averages[..., : query.shape[-1]].mean(dim=-1, keepdim=True)
-            query_mean = _mapped(query_mean, self.query_map)
-        keys, bias = self._normalised(query, keys, query_mean)
-        return attend_averages(query, keys, values, num_heads=self.num_heads, key_bias=bias, added=added)
+            queries = None
+            query_mean = self._mean_query(query_averages, query.shape[-1])
+            if self.query_map is not None and self._maps_keys_instead(query, keys):
+                keys = self.query_map.weight.t() @ keys
+            else:
+                query = _mapped(query, self.query_map)
+            keys, bias = self._normalised(query, keys, query_mean)
+        return backend.attend_averages(
+            query, keys, values, queries=queries, num_heads=self.num_heads, key_bias=bias, added=added
+        )
+
+    def _mean_query(self, averages: Tensor | None, width: int) -> Tensor | None:
+        """(N, C, 1), from averages that are at hand and where batch statistics ask for it: saves a pass.
+
+        The mean of all queries is that of the last axis's averages, which stand first.
+        """
+        if averages is None or self.norm is None or not self.norm.uses_batch_statistics:
+            return None
+        return _mapped(averages[..., :width].mean(dim=-1, keepdim=True), self.query_map)
 
     def _maps_keys_instead(self, query: Tensor, keys: Tensor) -> bool:
         """Whether (WQ)ᵀK is cheaper as Qᵀ(WᵀK): it leaves the full tensor alone and touches only the averages.
@@ -295,7 +301,7 @@ def _mapped(x: Tensor, linear: nn.Linear | None) -> Tensor:
     """Apply a map to the channels of (N, C, *positions), keeping them side by side where they are."""
     if linear is None:
         return x
-    columns = x.flatten(2)
+    columns = x if x.dim() == 3 else x.flatten(2)
     if x.stride(1) == 1:
         mapped = F.linear(columns.transpose(1, 2), linear.weight).transpose(1, 2)
     else:
