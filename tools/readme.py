@@ -35,8 +35,8 @@ def operators() -> list[str]:
         lines.append(
             f"| {OPERATORS[row['operator']]} | {row['madd']:,} "
             f"| {row['memory_bytes'] / 1e6:,.1f} MB{_printed(paper, 'memory')} "
-            f"| {row['time_ms']:,.3g} ms{_printed(paper, 'time')} "
-            f"| {row['speedup']:,.3g}×{_printed(paper, 'speedup')} | {row['speedup_over_fused']:,.3g}× |"
+            f"| {_three(row['time_ms'])} ms{_printed(paper, 'time')} "
+            f"| {_three(row['speedup'])}×{_printed(paper, 'speedup')} | {_three(row['speedup_over_fused'])}× |"
         )
     return [*lines, "", _environment(found)]
 
@@ -65,7 +65,33 @@ def networks() -> list[str]:
     return [*lines, "", f"{sizes} {_environment(cpu)} {_environment(gpu)}"]
 
 
-TABLES = {"operators": operators, "networks": networks}
+def kernels() -> list[str]:
+    """One line for each shape: the kernels and PyTorch's own ways, in copies of the input."""
+    found = _read("operators-h200.json")
+    costs = {(tuple(cost["shape"]), cost["operator"]): cost for cost in found["costs"]}
+    lines = [
+        "| N, C, h, w | KAO_KV | KAO_QKV | KAO_KV, torch backend | flash attention | KAO_KV, with backward | KAO_QKV |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for shape in dict.fromkeys(shape for shape, _ in costs):
+        if shape[0] == 8:
+            continue  # so small that a copy is nothing but its launch
+        cells = [
+            f"{costs[shape, operator][f'{work}_over_copy']:,.1f}"
+            for operator, work in (
+                ("kao_kv", "forward"),
+                ("kao_qkv", "forward"),
+                ("kao_kv_torch", "forward"),
+                ("attn_fused", "forward"),
+                ("kao_kv", "training"),
+                ("kao_qkv", "training"),
+            )
+        ]
+        lines.append(f"| {', '.join(map(str, shape))} | {' | '.join(cells)} |")
+    return [*lines, "", _environment(found)]
+
+
+TABLES = {"operators": operators, "networks": networks, "kernels": kernels}
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -75,6 +101,11 @@ def _read(name: str) -> dict[str, Any]:
 
 def _printed(paper: dict[str, Any], key: str) -> str:
     return f" ({str(paper[key]).replace('$', '')})" if key in paper else ""
+
+
+def _three(value: float) -> str:
+    """Three significant digits and no exponent."""
+    return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def _ratio(found: dict[str, Any], network: str, work: str) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from kronattn.cli.output import check_writable, console, print_json, progress, write_atomically
 
-__all__ = ["app", "networks"]
+__all__ = ["app", "networks", "operators"]
 
 app = typer.Typer(no_args_is_help=True, help="Speed against peers, as ratios within one run.")
 
@@ -60,6 +60,70 @@ def networks(
         print_json(found)
         return
     console.print(to_rich(speed_table(speeds, settings), width=console.width))
+    console.print(", ".join(f"{name} {value}" for name, value in found["environment"].items()), style="dim")
+
+
+@app.command()
+def operators(
+    names: str = typer.Option("", "--operators", help="Comma-separated. Default: all that can run, uncompiled."),
+    shapes: str = typer.Option("", help="Comma-separated, like 64x64x56x56. Default: eight, up to 4x64x512x512."),
+    device: str = typer.Option("cuda", help="Where to run: cpu, cuda, cuda:1."),
+    dtype: str = typer.Option("bfloat16", help="float32, float16, bfloat16 or float64."),
+    contiguous: bool = typer.Option(False, "--contiguous", help="Inputs with positions side by side, not channels."),
+    training: bool = typer.Option(True, help="Measure forward plus backward too."),
+    seconds: float = typer.Option(0.2, min=0.001, help="Time to spend on each measurement."),
+    load: Path | None = typer.Option(None, help="Show an earlier run's JSON file instead of measuring."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+    output: Path | None = typer.Option(None, help="Write the JSON object into this file too."),
+    figure: Path | None = typer.Option(None, help="Draw a figure into this file, .png or .svg."),
+) -> None:
+    """What attention operators cost beside a copy of their input: ours, fused, axial, criss-cross, efficient.
+
+    Example: kronattn bench operators --shapes 64x64x56x56 --output operators.json --figure operators.svg
+    """
+    from kronattn.bench.operators import (
+        SHAPES,
+        bench_operators,
+        cost_table,
+        draw_costs,
+        from_json,
+        parse_shapes,
+        to_json,
+    )
+    from kronattn.measure import resolve_device, resolve_dtype
+    from kronattn.tables.rendering import FIGURE_SUFFIXES, figure_bytes, require_matplotlib, to_rich
+
+    if figure is not None:
+        if figure.suffix.lower() not in FIGURE_SUFFIXES:
+            raise ValueError(f"--figure must end in {' or '.join(FIGURE_SUFFIXES)}, got {figure}")
+        check_writable(figure)
+        require_matplotlib("--figure")
+    if output is not None:
+        check_writable(output)
+    if load is not None:
+        found = json_module.loads(load.read_text())
+        costs = from_json(found)
+    else:
+        on, of = resolve_device(device), resolve_dtype(dtype)
+        costs = bench_operators(
+            [name.strip() for name in names.split(",")] if names else None,
+            parse_shapes(shapes) if shapes else SHAPES,
+            device=on,
+            dtype=of,
+            channels_last=not contiguous,
+            training=training,
+            seconds=seconds,
+            track=lambda pairs: progress(pairs, "Measuring"),
+        )
+        found = to_json(costs, device=on, dtype=of, channels_last=not contiguous)
+    if output is not None:
+        write_atomically(output, json_module.dumps(found, indent=2) + "\n")
+    if figure is not None:
+        write_atomically(figure, figure_bytes(draw_costs(costs), figure.suffix.lower()[1:]))
+    if json:
+        print_json(found)
+        return
+    console.print(to_rich(cost_table(costs), width=console.width))
     console.print(", ".join(f"{name} {value}" for name, value in found["environment"].items()), style="dim")
 
 
