@@ -261,6 +261,10 @@ class TestLibrary:
         for operator, arguments in calls:
             torch.library.opcheck(operator, arguments)
 
+    @pytest.mark.skipif(
+        tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15),
+        reason="this PyTorch says that it exports whenever it compiles, and exported programs run without kernels",
+    )
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
     def test_compiles_without_breaks_or_recompiling(self, mode, layout):
