@@ -126,12 +126,15 @@ class TestKronecker:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-def test_output_may_be_modified_in_place(mode, layout):
-    """As residual networks do: x = attention(x); x += shortcut."""
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("blocks", [True, False])
+def test_output_may_be_modified_in_place(mode, layout, heads, blocks, monkeypatch):
+    """As residual networks do: x = attention(x); x += shortcut. In blocks, and the way that other devices take."""
+    monkeypatch.setattr(engine, "_runs_in_blocks", lambda query: blocks)
     x = lay_out(noise(2, 4, 5, 6), layout).requires_grad_()
-    y = kronecker_attention(x, mode=mode)
+    y = kronecker_attention(x, mode=mode, num_heads=heads)
     expected = torch.autograd.grad((y + x).square().sum(), x)[0]
-    y = kronecker_attention(x, mode=mode)
+    y = kronecker_attention(x, mode=mode, num_heads=heads)
     y += x
     torch.testing.assert_close(torch.autograd.grad(y.square().sum(), x)[0], expected)
 
@@ -162,6 +165,21 @@ class TestBlocks:
             leaves = [x.clone().requires_grad_() for x in (query, key, value, bias)]
             assert gradcheck(engine.attend, leaves)
             assert gradgradcheck(engine.attend, leaves)
+
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("heads", [1, 2])
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_the_way_that_other_devices_take(self, mode, heads, layout, monkeypatch):
+        """PyTorch's fused attention around our layouts, run on this device: values and gradients."""
+        x = lay_out(noise(3, 4, 5, 6, dtype=torch.float64), layout).requires_grad_()
+        key = lay_out(noise(3, 4, 7, dtype=torch.float64, seed=1), layout).requires_grad_()
+        exact = kronecker_attention(x, key, mode=mode, num_heads=heads, scale=0.6, backend="reference")
+        expected = torch.autograd.grad(exact.square().sum(), (x, key))
+        monkeypatch.setattr(engine, "_runs_in_blocks", lambda query: False)
+        output = kronecker_attention(x, key, mode=mode, num_heads=heads, scale=0.6)
+        torch.testing.assert_close(output, exact)
+        for ours, theirs in zip(torch.autograd.grad(output.square().sum(), (x, key)), expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
 
     def test_fused_gradients_equal_ours(self):
         """The path that other devices take, run on this one."""

@@ -160,10 +160,7 @@ class KANet(nn.Module):
     def reset_parameters(self) -> None:
         """Xavier's initialisation of every convolution and linear map, as in the paper."""
         for module in self.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+            _initialise(module)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(N, in_chans, H, W) to the last feature map, (N, 1280, ⌈H/32⌉, ⌈W/32⌉)."""
@@ -252,12 +249,9 @@ class KANet(nn.Module):
         self.num_classes = num_classes
         if global_pool is not None:
             self.global_pool = GlobalPool(global_pool)
-        device = next(self.parameters()).device
-        self.classifier = self._new_classifier().to(device)
-        for linear in (self.classifier,):
-            if isinstance(linear, nn.Linear):
-                nn.init.xavier_uniform_(linear.weight)
-                nn.init.zeros_(linear.bias)
+        parameter = next(self.parameters())
+        self.classifier = self._new_classifier().to(parameter.device, parameter.dtype)
+        _initialise(self.classifier)
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -273,6 +267,13 @@ class KANet(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """The scales of the coefficients' batch norm: decay would flatten the attention."""
         return {name for name, _ in self.named_parameters() if ".attn.norm." in name}
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d | nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 def _scaled(channels: int, width: float) -> int:

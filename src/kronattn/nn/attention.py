@@ -197,7 +197,7 @@ class KroneckerAttention(GridAttention):
         else:
             queries = None
             query_mean = self._mean_query(query_averages, query.shape[-1])
-            if self.query_map is not None and self._maps_keys_instead(query, keys):
+            if self.query_map is not None and self._maps_keys_instead(keys):
                 keys = self.query_map.weight.t() @ keys
             else:
                 query = _mapped(query, self.query_map)
@@ -215,7 +215,7 @@ class KroneckerAttention(GridAttention):
             return None
         return _mapped(averages[..., :width].mean(dim=-1, keepdim=True), self.query_map)
 
-    def _maps_keys_instead(self, query: Tensor, keys: Tensor) -> bool:
+    def _maps_keys_instead(self, keys: Tensor) -> bool:
         """Whether (WQ)ᵀK is cheaper as Qᵀ(WᵀK): it leaves the full tensor alone and touches only the averages.
 
         Not with several heads, whose keys would each grow to all channels; nor for batch statistics, which take

@@ -39,7 +39,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None = 
     Returns:
         (N, p, m) or (N, H, p, m) in query's dtype.
     """
-    if is_captured():
+    captured = is_captured()
+    if query.dim() == 3 and (captured or not _runs_in_blocks(query)):
+        # The fused kernels want heads.
+        return attend(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), key_bias).squeeze(1)
+    if captured:
         with without_autocast(query):
             return _fused(query, key, value, key_bias).transpose(-2, -1)
     with without_autocast(query):
@@ -72,15 +76,13 @@ def _gives_rows(query: Tensor) -> bool:
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None) -> Tensor:
-    """(N·H, p, m) or (N·H, m, p) from blocks; (N, m, p) or (N, H, m, p) from the fused kernels."""
+    """(N·H, p, m) or (N·H, m, p) from blocks; (N, H, m, p) from the fused kernels."""
     if _runs_in_blocks(query):
         return _in_blocks(query, key, value, key_bias)
     return _fused(query, key, value, key_bias)
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None) -> Tensor:
-    if query.dim() == 3:
-        return _fused(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), key_bias).squeeze(1)
     mask = None if key_bias is None else key_bias[None, :, None, :].to(query.dtype)
     return F.scaled_dot_product_attention(
         _rows(query), _rows(key.to(query.dtype)), _rows(value.to(query.dtype)), attn_mask=mask, scale=1.0
