@@ -95,6 +95,7 @@ BAD = {
     ),
     "qk": (lambda: KroneckerAttention(8, qk_channels=4), ValueError, "qk_channels=4 needs maps of q and k"),
     "out": (lambda: DenseAttention(8, out_channels=4, project=""), ValueError, "out_channels=4 needs a map of v"),
+    "float channels": (lambda: DenseAttention(4.0), TypeError, "channels must be an int, not float"),
     "zero channels": (lambda: KroneckerAttention(0), ValueError, "channels must be at least 1, not 0"),
 }
 

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import typer
 
-from kronattn.cli.output import check_writable, console, print_json, progress, write_atomically
+from kronattn.cli.output import (
+    check_figure,
+    check_writable,
+    console,
+    print_json,
+    progress,
+    write_atomically,
+    write_figure,
+)
 
 __all__ = ["app", "networks", "operators"]
 
@@ -91,13 +99,10 @@ def operators(
         to_json,
     )
     from kronattn.measure import resolve_device, resolve_dtype
-    from kronattn.tables.rendering import FIGURE_SUFFIXES, figure_bytes, require_matplotlib, to_rich
+    from kronattn.tables.rendering import to_rich
 
     if figure is not None:
-        if figure.suffix.lower() not in FIGURE_SUFFIXES:
-            raise ValueError(f"--figure must end in {' or '.join(FIGURE_SUFFIXES)}, got {figure}")
-        check_writable(figure)
-        require_matplotlib("--figure")
+        check_figure(figure, "--figure")
     if output is not None:
         check_writable(output)
     if load is not None:
@@ -119,7 +124,7 @@ def operators(
     if output is not None:
         write_atomically(output, json_module.dumps(found, indent=2) + "\n")
     if figure is not None:
-        write_atomically(figure, figure_bytes(draw_costs(costs), figure.suffix.lower()[1:]))
+        write_figure(figure, draw_costs(costs))
     if json:
         print_json(found)
         return

@@ -54,14 +54,14 @@ def check_writable(path: Path) -> Path:
     return path
 
 
-def check_figure(path: Path) -> None:
+def check_figure(path: Path, option: str = "--output") -> None:
     """Refuse a path that a figure could not be drawn into, and say if what draws it is missing."""
     from kronattn.tables.rendering import FIGURE_SUFFIXES, require_matplotlib
 
     if path.suffix.lower() not in FIGURE_SUFFIXES:
-        raise ValueError(f"--output must end in {' or '.join(FIGURE_SUFFIXES)}, got {path}")
+        raise ValueError(f"{option} must end in {' or '.join(FIGURE_SUFFIXES)}, got {path}")
     check_writable(path)
-    require_matplotlib("--output")
+    require_matplotlib(option)
 
 
 def write_figure(path: Path, figure: Any) -> None:

@@ -40,6 +40,8 @@ class GridAttention(nn.Module):
         dtype: Any,
     ) -> None:
         super().__init__()
+        if not isinstance(channels, int):
+            raise TypeError(f"channels must be an int, not {type(channels).__name__}")
         if channels < 1:
             raise ValueError(f"channels must be at least 1, not {channels}")
         if len(set(project)) != len(project) or not set(project) <= set("qkv"):
