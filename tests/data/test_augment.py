@@ -66,7 +66,8 @@ def test_jitter_keeps_the_range_and_differs_between_images():
     images[:, 0] = 200
     torch.manual_seed(0)
     varied = augment.jitter(images, 0.4)
-    assert varied.min() >= 0 and varied.max() <= 255
+    assert varied.min() >= 0
+    assert varied.max() <= 255
     assert len({round(float(image.mean()), 3) for image in varied}) == 8
     assert augment.jitter(images, 0.0) is images
 
@@ -76,7 +77,8 @@ def test_erasing_blanks_a_rectangle():
     erased = augment.random_erase(torch.ones(200, 3, 32, 32), 1.0) == 0
     assert (erased[:, 0] == erased[:, 2]).all()
     share = erased[:, 0].float().mean((1, 2))
-    assert share.min() > 0.005 and 0.2 < share.max() < 0.4
+    assert share.min() > 0.005
+    assert 0.2 < share.max() < 0.4
     rows, columns = erased[:, 0].any(2).sum(1), erased[:, 0].any(1).sum(1)
     assert torch.equal(rows * columns, erased[:, 0].sum((1, 2)))
     assert (augment.random_erase(torch.ones(2, 3, 8, 8), 0.0) == 1).all()

@@ -119,7 +119,8 @@ def test_digits_are_split_the_same_way_each_time():
     train, val = load_split("digits", None, "train"), load_split("digits", None, "val")
     assert (len(train.labels), len(val.labels)) == (1437, 360)
     counts = np.bincount(val.labels)
-    assert counts.min() >= 35 and counts.max() <= 37
+    assert counts.min() >= 35
+    assert counts.max() <= 37
     assert np.asarray(val.image(0)).max() == 255
     assert load_split("digits", None, "val").labels == val.labels
 

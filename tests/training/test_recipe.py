@@ -111,7 +111,8 @@ class TestThePapersRecipe:
         assert all(abs(span - 223) <= 2 for span in spans)
         tops = {int(image[0, 0, 0]) for image in seen}
         mirrored = [bool(image[1, 0, 0] > image[1, 0, -1]) for image in seen]
-        assert min(tops) < 8 and max(tops) > 24
+        assert min(tops) < 8
+        assert max(tops) > 24
         assert 15 < sum(mirrored) < 45
 
     def test_evaluation_images_are_centre_crops(self, recipe):

@@ -16,7 +16,7 @@ __all__ = ["compare"]
 
 def compare(
     context: typer.Context,
-    config: Path = typer.Option(..., help="The recipe for all: a YAML file."),
+    config: Path = typer.Option(..., help="The recipe for all: a YAML file, or the name of ours."),
     models: str = typer.Option(..., help="Comma-separated: our names, timm/NAME."),
     seeds: str = typer.Option("0-2", help="Numbers and ranges: 0-4, or 0,2,5."),
     baseline: str = typer.Option("", help="Differences are taken to this network. Default: the first."),

@@ -18,7 +18,7 @@ CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 def train(
     context: typer.Context,
-    config: Path = typer.Option(..., help="The recipe: a YAML file, such as recipes/digits.yaml."),
+    config: Path = typer.Option(..., help="The recipe: a YAML file, or the name of ours, such as digits."),
     data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
     model: str | None = typer.Option(None, help="The network: one of ours, or timm/NAME."),
     seed: int | None = typer.Option(None, help="Of weights, order and augmentation."),

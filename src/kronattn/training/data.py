@@ -99,7 +99,7 @@ class ImageData(L.LightningDataModule):
         # Built anew for every epoch; see the class's docstring. What a resumed run has behind it is told by
         # "processed": Lightning asks for the loader before it sets current_epoch right.
         assert self.trainer is not None
-        epoch = self.trainer.fit_loop.epoch_progress.current.processed
+        epoch = self.trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
         dataset = self._datasets["train"]
         sampler: DistributedSampler = DistributedSampler(
             dataset, self._processes(), self._rank(), shuffle=True, seed=self.seed, drop_last=True

@@ -47,7 +47,9 @@ def learning_rate_factor(settings: ScheduleSettings, epoch: float, epochs: int) 
         return _WARMUP_START + (1 - _WARMUP_START) * epoch / settings.warmup
     if settings.name == "steps":
         return 0.1 ** sum(epoch >= milestone for milestone in settings.milestones)
-    done = min(1.0, (epoch - settings.warmup) / (epochs - settings.warmup))
+    # A run may end within its warm-up: a short trial of a long recipe.
+    rest = epochs - settings.warmup
+    done = min(1.0, (epoch - settings.warmup) / rest) if rest > 0 else 1.0
     if settings.name == "cosine":
         return round(0.5 * (1 + math.cos(math.pi * done)), 12)
     return (1 - done) ** settings.power

@@ -24,8 +24,12 @@ __all__ = [
     "Recipe",
     "ScheduleSettings",
     "load_recipe",
+    "recipe_path",
     "recipe_yaml",
 ]
+
+# In a checkout the recipes lie beside the sources; an installed package has a copy.
+_SHIPPED = (Path(__file__).parents[3] / "recipes", Path(__file__).parents[1] / "recipes")
 
 
 @dataclass
@@ -164,7 +168,7 @@ def load_recipe(path: str | Path | None, overrides: Sequence[str] = ()) -> Recip
     """Read a recipe and change some of it.
 
     Args:
-        path: a YAML file; ``None`` starts from the defaults.
+        path: a YAML file, or the name of a recipe that comes with kronattn; ``None`` starts from the defaults.
         overrides: ``key=value``, with dots into the settings: ``"optimiser.lr=0.05"``.
 
     Example:
@@ -178,7 +182,7 @@ def load_recipe(path: str | Path | None, overrides: Sequence[str] = ()) -> Recip
     """
     arguments = []
     if path is not None:
-        arguments.append("--config=" + yaml.safe_dump(_read_recipe(Path(path))))
+        arguments.append("--config=" + yaml.safe_dump(_read_recipe(recipe_path(path))))
     for override in overrides:
         key, equals, _ = override.partition("=")
         if not equals:
@@ -191,6 +195,22 @@ def load_recipe(path: str | Path | None, overrides: Sequence[str] = ()) -> Recip
     except ArgumentError as error:
         raise ValueError(" ".join(str(error).replace("Parser key", "the recipe's").split())) from None
     return Recipe(**{entry.name: found[entry.name] for entry in fields(Recipe)})
+
+
+def recipe_path(name: str | Path) -> Path:
+    """The file of a recipe: a path, or the name of one that comes with kronattn, such as ``imagenet/kanet_kv``.
+
+    Example:
+        >>> recipe_path("digits").name
+        'digits.yaml'
+    """
+    if Path(name).exists():
+        return Path(name)
+    for folder in _SHIPPED:
+        shipped = folder / Path(name).with_suffix(".yaml")
+        if shipped.exists():
+            return shipped
+    raise FileNotFoundError(f"there is no recipe {name}")
 
 
 def recipe_yaml(recipe: Recipe) -> str:
@@ -227,7 +247,7 @@ def _read_recipe(path: Path) -> dict[str, Any]:
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise FileNotFoundError(f"there is no recipe {path}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None

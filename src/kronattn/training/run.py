@@ -56,6 +56,7 @@ def train(
     progress: bool = False,
     track: Track = lambda items, description: items,
     callbacks: Sequence[Callback] = (),
+    images: type[ImageData] = ImageData,
 ) -> dict[str, Any]:
     """Train a network after a recipe.
 
@@ -67,6 +68,7 @@ def train(
         progress: show a progress bar.
         track: wraps the decoding of images, in a progress bar for instance.
         callbacks: further ones.
+        images: another way of preparing the data.
 
     Returns:
         The run's figures, which also go into ``result.json``.
@@ -77,7 +79,7 @@ def train(
         return result
     quiet()
     L.seed_everything(recipe.seed, workers=True, verbose=False)
-    data = ImageData(
+    data = images(
         recipe.data,
         recipe.batch_size // (recipe.devices * recipe.nodes),
         seed=recipe.seed,
