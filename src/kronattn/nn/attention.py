@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.nn.fx import traced_as_one_node
+from kronattn.ops.attend import is_captured
 from kronattn.ops.attention import pool_grid
 from kronattn.ops.backends import choose_backend
 from kronattn.ops.checks import check_heads, check_mode, check_scale, check_triple
@@ -20,6 +21,8 @@ from kronattn.ops.plain import attend_positions
 __all__ = ["DenseAttention", "KroneckerAttention"]
 
 COEFFICIENT_NORMS = ("batch", "batch_per_key", None)
+# Rows and columns of a feature map that one would put Kronecker attention on.
+_TYPICAL_KEYS = 128
 
 
 class GridAttention(nn.Module):
@@ -225,8 +228,9 @@ class KroneckerAttention(GridAttention):
         """
         if self.num_heads > 1 or (self.norm is not None and self.norm.uses_batch_statistics):
             return False
-        mapping = self.qk_channels * (self.channels + keys.shape[-1])
-        return self.channels * keys.shape[-1] <= mapping
+        # A captured graph is made for sizes it has yet to see, and must not be tied to those of the example.
+        count = _TYPICAL_KEYS if is_captured() else keys.shape[-1]
+        return self.channels * count <= self.qk_channels * (self.channels + count)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, mode={self.mode!r}"

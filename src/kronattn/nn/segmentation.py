@@ -1,0 +1,279 @@
+"""Heads for segmentation: a backbone's feature map to a score for each class at each pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kronattn.nn.attention import DenseAttention, KroneckerAttention
+from kronattn.ops.attend import is_captured
+
+__all__ = ["AtrousPyramidHead", "DenseSegmentationHead", "KroneckerSegmentationHead", "resize_scores"]
+
+# Of DeepLabV2's last layers, and the standard deviation that these start with.
+RATES = (6, 12, 18, 24)
+_CLASSIFIER_STD = 0.01
+
+
+def resize_scores(scores: Tensor, size: Sequence[int], *, stride: int | None = None) -> Tensor:
+    """Bring a map of scores to the size of the image that it was made from, bilinearly.
+
+    Args:
+        scores: (N, K, h, w).
+        size: (H, W) of the image.
+        stride: of the map, where it is known and h = ⌈H/stride⌉, w = ⌈W/stride⌉: position i is then taken to lie on
+            pixel i·stride, where convolutions with odd kernels and half their size as padding put it. Without it the
+            map is stretched over the image, which is off by up to half a stride, differently at each size.
+
+    Returns:
+        (N, K, H, W).
+
+    Example:
+        >>> resize_scores(torch.tensor([[[[0.0, 8.0]]]]), (1, 12), stride=8)[0, 0, 0].tolist()
+        [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 8.0, 8.0, 8.0]
+    """
+    height, width = size
+    if stride is None:
+        return F.interpolate(scores, size=(height, width), mode="bilinear", align_corners=False)
+    rows, columns = scores.shape[-2:]
+    whole = ((rows - 1) * stride + 1, (columns - 1) * stride + 1)
+    # A captured graph is made for sizes it has yet to see, so it always takes the longer way, to the same result.
+    if not is_captured() and whole == (height, width):
+        return F.interpolate(scores, size=whole, mode="bilinear", align_corners=True)
+    # Pixels beyond the last position are as good as on it.
+    padded = F.pad(scores, (0, 1, 0, 1), mode="replicate")
+    resized = F.interpolate(padded, size=(rows * stride + 1, columns * stride + 1), mode="bilinear", align_corners=True)
+    return resized[..., :height, :width]
+
+
+class _Head(nn.Module):
+    """What the heads share: scores from features, brought to the image's size where that is given."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        for name, value in (("in_channels", in_channels), ("num_classes", num_classes)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        self.in_channels = in_channels
+        self.num_classes = num_classes
+
+    def classifiers(self) -> list[nn.Conv2d]:
+        """The convolutions that end in classes; what is learnt from scratch wherever the classes are others."""
+        raise NotImplementedError
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """New last convolutions for ``num_classes``, on the same device; everything before them stays."""
+        raise NotImplementedError
+
+    def scores(self, features: Tensor) -> Tensor:
+        """(N, in_channels, h, w) to (N, num_classes, h, w)."""
+        raise NotImplementedError
+
+    def forward(self, features: Tensor, size: Sequence[int] | None = None) -> Tensor:
+        scores = self.scores(features)
+        return scores if size is None else resize_scores(scores, size)
+
+
+class AtrousPyramidHead(_Head):
+    """DeepLabV2's atrous spatial pyramid pooling: 3×3 convolutions of several rates, each to the classes, summed.
+
+    Args:
+        in_channels: of the features.
+        num_classes: to tell apart.
+        rates: the dilations, 6, 12, 18 and 24 in DeepLabV2.
+
+    Shape:
+        (N, in_channels, h, w) to (N, num_classes, h, w), or to (N, num_classes, *size) where ``size`` is given.
+
+    Example:
+        >>> AtrousPyramidHead(64, 21)(torch.randn(1, 64, 9, 12), size=(65, 90)).shape
+        torch.Size([1, 21, 65, 90])
+    """
+
+    def __init__(
+        self, in_channels: int, num_classes: int, *, rates: Sequence[int] = RATES, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__(in_channels, num_classes)
+        if not rates or min(rates) < 1:
+            raise ValueError(f"rates must be one or more numbers from 1 up, not {tuple(rates)}")
+        self.rates = tuple(rates)
+        self.branches = self._new_branches(device=device, dtype=dtype)
+
+    def _new_branches(self, **like: Any) -> nn.ModuleList:
+        return nn.ModuleList(_classifier(self.in_channels, self.num_classes, 3, rate, **like) for rate in self.rates)
+
+    def classifiers(self) -> list[nn.Conv2d]:
+        return [branch for branch in self.branches if isinstance(branch, nn.Conv2d)]
+
+    def reset_classifier(self, num_classes: int) -> None:
+        weight = self.classifiers()[0].weight
+        self.num_classes = num_classes
+        self.branches = self._new_branches(device=weight.device, dtype=weight.dtype)
+
+    def scores(self, features: Tensor) -> Tensor:
+        first, *others = self.branches
+        total = first(features)
+        for branch in others:
+            total = total + branch(features)
+        return total
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.num_classes}, rates={self.rates}"
+
+
+class _AttentionHead(_Head):
+    """Attention in the place of the pyramid: classes are read off the features and off their global context."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        attn_layer: Callable[..., nn.Module],
+        *,
+        width: int | None,
+        device: Any,
+        dtype: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(in_channels, num_classes)
+        if width is not None and (isinstance(width, bool) or not isinstance(width, int) or width < 1):
+            raise ValueError(f"width must be an int from 1 up, or None for a quarter of in_channels, not {width!r}")
+        self.width = width or max(1, in_channels // 4)
+        self.attn = attn_layer(
+            in_channels,
+            project="qkv",
+            qk_channels=self.width,
+            out_channels=self.width,
+            device=device,
+            dtype=dtype,
+            **options,
+        )
+        self.classifier = _classifier(in_channels, num_classes, device=device, dtype=dtype)
+        self.context_classifier = _classifier(self.width, num_classes, bias=False, device=device, dtype=dtype)
+
+    def classifiers(self) -> list[nn.Conv2d]:
+        return [self.classifier, self.context_classifier]
+
+    def reset_classifier(self, num_classes: int) -> None:
+        like: dict[str, Any] = {"device": self.classifier.weight.device, "dtype": self.classifier.weight.dtype}
+        self.num_classes = num_classes
+        self.classifier = _classifier(self.in_channels, num_classes, **like)
+        self.context_classifier = _classifier(self.width, num_classes, bias=False, **like)
+
+    def scores(self, features: Tensor) -> Tensor:
+        # One 1×1 convolution of both side by side, as a sum of two: nothing is copied to be concatenated.
+        return self.classifier(features) + self.context_classifier(self.attn(features))
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.num_classes}, width={self.width}"
+
+
+class KroneckerSegmentationHead(_AttentionHead):
+    """Kronecker attention as the last layer of a segmentation network, for feature maps of any size.
+
+    Q, K and V are linear maps of the features. A 1×1 convolution reads the classes off the features and the
+    attention's output side by side, as in the paper's modules: with KAO_QKV alone, whose output is a row's vector plus
+    a column's, no classifier could tell a pixel from its neighbours.
+
+    Args:
+        in_channels: of the features.
+        num_classes: to tell apart.
+        mode: "kv" (every position asks) or "qkv" (rows and columns ask).
+        width: channels that Q, K and V are mapped to; a quarter of ``in_channels`` by default.
+        num_heads: divides the width.
+        coefficient_norm, scale: as in :class:`kronattn.nn.KroneckerAttention`.
+
+    Shape:
+        (N, in_channels, h, w) to (N, num_classes, h, w), or to (N, num_classes, *size) where ``size`` is given.
+
+    Example:
+        >>> head = KroneckerSegmentationHead(64, num_classes=21, mode="qkv")
+        >>> head(torch.randn(2, 64, 9, 12)).shape
+        torch.Size([2, 21, 9, 12])
+        >>> head(torch.randn(2, 64, 9, 12), size=(65, 90)).shape
+        torch.Size([2, 21, 65, 90])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        mode: str = "kv",
+        *,
+        width: int | None = None,
+        num_heads: int = 1,
+        coefficient_norm: str | None = "batch",
+        scale: float = 1.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            num_classes,
+            KroneckerAttention,
+            mode=mode,
+            width=width,
+            num_heads=num_heads,
+            coefficient_norm=coefficient_norm,
+            scale=scale,
+            device=device,
+            dtype=dtype,
+        )
+
+
+class DenseSegmentationHead(_AttentionHead):
+    """The same head with regular attention: every position asks every position.
+
+    Args:
+        pool: the factor that keys and values are pooled by, as in :class:`kronattn.nn.DenseAttention`.
+        in_channels, num_classes, width, num_heads, coefficient_norm, scale: as in
+            :class:`KroneckerSegmentationHead`.
+
+    Example:
+        >>> DenseSegmentationHead(64, num_classes=21)(torch.randn(2, 64, 9, 12)).shape
+        torch.Size([2, 21, 9, 12])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        *,
+        pool: int | None = None,
+        width: int | None = None,
+        num_heads: int = 1,
+        coefficient_norm: str | None = "batch",
+        scale: float = 1.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            num_classes,
+            DenseAttention,
+            pool=pool,
+            width=width,
+            num_heads=num_heads,
+            coefficient_norm=coefficient_norm,
+            scale=scale,
+            device=device,
+            dtype=dtype,
+        )
+
+
+def _classifier(
+    in_channels: int, num_classes: int, kernel_size: int = 1, rate: int = 1, *, bias: bool = True, **like: Any
+) -> nn.Conv2d:
+    """A convolution to the classes that keeps the map's size, initialised as DeepLab's."""
+    conv = nn.Conv2d(
+        in_channels, num_classes, kernel_size, padding=rate * (kernel_size // 2), dilation=rate, bias=bias, **like
+    )
+    nn.init.normal_(conv.weight, std=_CLASSIFIER_STD)
+    if conv.bias is not None:
+        nn.init.zeros_(conv.bias)
+    return conv
