@@ -41,9 +41,11 @@ def test_core_with_torch_alone():
         "from kronattn.nn import KroneckerAttention\n"
         "x = torch.randn(1, 4, 5, 6)\n"
         "print(KroneckerAttention(4)(x).shape == kronattn.kronecker_attention(x, mode='qkv').shape)\n"
-        "print(kronattn.create_model('kanet_kv', num_classes=3)(torch.randn(2, 3, 32, 32)).shape)"
+        "print(kronattn.create_model('kanet_kv', num_classes=3)(torch.randn(2, 3, 32, 32)).shape)\n"
+        "segmenter = kronattn.create_model('deeplabv2_kao_kv', backbone='kanet_kv', num_classes=3)\n"
+        "print(segmenter(torch.randn(2, 3, 32, 32)).shape)"
     )
-    assert done.stdout.splitlines() == ["True", "torch.Size([2, 3])"], done.stderr
+    assert done.stdout.splitlines() == ["True", "torch.Size([2, 3])", "torch.Size([2, 3, 32, 32])"], done.stderr
 
 
 def test_importing_does_not_import_extras():
@@ -66,6 +68,10 @@ def test_importing_does_not_import_extras():
         (
             "from kronattn.models.baselines import BASELINES; BASELINES['vgg16'].build()",
             "pip install 'kronattn[vision]'",
+        ),
+        (
+            "import kronattn; kronattn.create_model('deeplabv2_kao_kv')",
+            "the backbone resnet101 needs torchvision: pip install 'kronattn[vision]'",
         ),
     ],
 )

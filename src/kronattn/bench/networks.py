@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from kronattn.measure import describe_environment, peak_memory, time_calls
-from kronattn.models.registry import MODELS, create_model
+from kronattn.models.registry import CLASSIFIERS, create_model
 from kronattn.tables.rendering import Cell, Column, Group, Table, format_significant
 
 __all__ = ["BASE", "DEFAULT_NETWORKS", "Settings", "Speed", "bench_networks", "speed_table", "to_json"]
@@ -101,8 +101,8 @@ def bench_networks(
 
 def _check_name(name: str) -> None:
     library, _, model = name.rpartition("/")
-    if library not in ("", "torchvision", "timm") or (not library and model not in MODELS):
-        known = ", ".join([*MODELS, "torchvision/NAME", "timm/NAME"])
+    if library not in ("", "torchvision", "timm") or (not library and model not in CLASSIFIERS):
+        known = ", ".join([*CLASSIFIERS, "torchvision/NAME", "timm/NAME"])
         raise ValueError(f"unknown network {name!r}: known are {known}")
 
 

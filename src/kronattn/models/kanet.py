@@ -32,6 +32,7 @@ __all__ = ["TABLE_1", "VARIANTS", "KANet", "Row", "Variant"]
 MINIMUM_SIZE = 32
 STEM_CHANNELS = 32
 HEAD_CHANNELS = 1280
+OUTPUT_STRIDES = (8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class KANet(nn.Module):
         drop_rate: of the dropout before the classifier.
         global_pool: "avg", "max", "avgmax", or "" for none.
         stem_stride: of the first convolution; 1 for small images.
+        output_stride: of the last features at most, 8, 16 or 32: strides beyond it become dilation, with the same
+            weights. For segmentation.
         act_layer, norm_layer: build activations and norms.
         table: the rows between the first and the last convolution.
 
@@ -117,11 +120,14 @@ class KANet(nn.Module):
         drop_rate: float = 0.2,
         global_pool: str = "avg",
         stem_stride: int = 2,
+        output_stride: int = 32,
         act_layer: Callable[..., nn.Module] = ReLU6,
         norm_layer: Callable[..., nn.Module] = nn.BatchNorm2d,
         table: Sequence[Row] = TABLE_1,
     ) -> None:
         super().__init__()
+        if output_stride not in OUTPUT_STRIDES:
+            raise ValueError(f"output_stride must be 8, 16 or 32, not {output_stride!r}")
         modules = VARIANTS[variant] if isinstance(variant, str) else variant
         layers: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer}
         self.num_classes = num_classes
@@ -132,18 +138,24 @@ class KANet(nn.Module):
         self.stem = ConvNormAct(in_chans, channels, kernel_size=3, stride=stem_stride, **layers)
         self.stages = nn.Sequential()
         self.feature_info: list[dict[str, Any]] = []
-        reduction = stem_stride
+        reduction, dilation = stem_stride, 1
         for index, row in enumerate(table):
             stage = nn.Sequential()
+            dilates = reduction * row.stride > output_stride
             for position in range(row.repeats):
                 module = modules.attn if row.attends else modules.base
                 out_channels = _scaled(row.channels, width)
                 stride = row.stride if position == 0 else 1
-                stage.append(module(channels, out_channels, stride=stride, expansion=row.expansion, **layers))
+                built: Any = module(channels, out_channels, stride=stride, expansion=row.expansion, **layers)
+                if dilates or dilation > 1:
+                    built.dilate(dilation)
+                    # What follows the stride that is no longer taken has to look that much further.
+                    dilation *= stride if dilates else 1
+                stage.append(built)
                 channels = out_channels
             self.stages.append(stage)
             if row.stride > 1 or not self.feature_info:
-                reduction *= row.stride
+                reduction *= 1 if dilates else row.stride
                 self.feature_info.append({})
             # The last stage at each resolution is the feature that others build on.
             self.feature_info[-1] = {"num_chs": channels, "reduction": reduction, "module": f"stages.{index}"}
@@ -163,7 +175,7 @@ class KANet(nn.Module):
             _initialise(module)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """(N, in_chans, H, W) to the last feature map, (N, 1280, ⌈H/32⌉, ⌈W/32⌉)."""
+        """(N, in_chans, H, W) to the last feature map, (N, 1280, ⌈H/32⌉, ⌈W/32⌉) at an output stride of 32."""
         x = self.stem(_checked_image(x, self.in_chans))
         for stage in self.stages:
             x = self._run(stage, x)

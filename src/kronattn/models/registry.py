@@ -10,24 +10,42 @@ from typing import Any
 
 from torch import nn
 
+from kronattn.models.deeplab import SEGMENTERS
 from kronattn.models.kanet import VARIANTS, KANet
 
-__all__ = ["MODELS", "create_model", "list_models", "packaged_weights"]
+__all__ = ["CLASSIFIERS", "MODELS", "TASKS", "create_model", "list_models", "packaged_weights", "task_of"]
 
-MODELS: dict[str, Callable[..., nn.Module]] = {name: partial(KANet, name) for name in VARIANTS}
+CLASSIFIERS: dict[str, Callable[..., nn.Module]] = {name: partial(KANet, name) for name in VARIANTS}
+TASKS = {"classification": CLASSIFIERS, "segmentation": SEGMENTERS}
+MODELS: dict[str, Callable[..., nn.Module]] = {name: build for task in TASKS.values() for name, build in task.items()}
 
 # What timm wraps around a model that it builds.
 _TIMM_OPTIONS = ("features_only", "out_indices", "feature_cls")
 
 
-def list_models() -> list[str]:
-    """The names that :func:`create_model` knows.
+def list_models(task: str | None = None) -> list[str]:
+    """The names that :func:`create_model` knows: all, or those for "classification" or "segmentation".
 
     Example:
         >>> "kanet_kv" in list_models()
         True
+        >>> list_models("segmentation")
+        ['deeplabv2_aspp', 'deeplabv2_attn', 'deeplabv2_kao_kv', 'deeplabv2_kao_qkv']
     """
-    return list(MODELS)
+    if task is not None and task not in TASKS:
+        raise ValueError(f"task must be {' or '.join(TASKS)}, not {task!r}")
+    return list(MODELS if task is None else TASKS[task])
+
+
+def task_of(name: str) -> str:
+    """What a network is for: (N, C, H, W) to (N, K) in "classification", to (N, K, H, W) in "segmentation".
+
+    Example:
+        >>> task_of("deeplabv2_kao_kv")
+        'segmentation'
+    """
+    _check_name(name)
+    return next(task for task, builders in TASKS.items() if name in builders)
 
 
 def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
@@ -38,26 +56,33 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
         pretrained: load the weights that come with the package. ``num_classes`` is then that of the weights; another
             one keeps the features and gives the network a new classifier.
         options: the network's own, such as ``num_classes``, ``in_chans``, ``width``, ``drop_rate``; with timm
-            installed also timm's ``features_only`` and ``out_indices``.
+            installed also timm's ``features_only`` and ``out_indices``. Those of segmentation are in
+            :class:`kronattn.models.DeepLabV2`.
 
     Example:
         >>> model = create_model("kanet_kv", num_classes=10)
         >>> model(torch.randn(1, 3, 64, 64)).shape
         torch.Size([1, 10])
     """
-    if name not in MODELS:
-        nearest = difflib.get_close_matches(name, MODELS, n=1, cutoff=0.4)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else "known are " + ", ".join(MODELS)
-        raise ValueError(f"unknown model {name!r}: {hint}")
+    _check_name(name)
     if pretrained:
         return _create_pretrained(name, options)
     if any(option in options for option in _TIMM_OPTIONS):
+        if name in SEGMENTERS:
+            raise ValueError(f"{name} has no features_only: its features are those of its backbone")
         return _create_with_timm(name, options)
     try:
         return MODELS[name](**options)
     except TypeError as error:
         # Python's own message names a class and its __init__, which the caller has not heard of.
         raise TypeError(f"{name}: {str(error).split('() ')[-1]}") from None
+
+
+def _check_name(name: str) -> None:
+    if name not in MODELS:
+        nearest = difflib.get_close_matches(name, MODELS, n=1, cutoff=0.4)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else "known are " + ", ".join(MODELS)
+        raise ValueError(f"unknown model {name!r}: {hint}")
 
 
 def packaged_weights(name: str) -> Path:

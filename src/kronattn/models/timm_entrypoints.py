@@ -8,9 +8,10 @@ from typing import Any
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
+from kronattn.models.deeplab import SEGMENTERS
 from kronattn.models.kanet import VARIANTS, KANet
 
-__all__ = ["default_cfgs", *VARIANTS]
+__all__ = ["default_cfgs", *VARIANTS, *SEGMENTERS]
 
 _CONFIG = {
     "url": "",
@@ -26,7 +27,19 @@ _CONFIG = {
     "license": "apache-2.0",
 }
 
-default_cfgs = generate_default_cfgs({f"{name}.untrained": _CONFIG for name in VARIANTS})
+_SEGMENTATION = _CONFIG | {
+    "num_classes": 21,
+    "input_size": (3, 321, 321),
+    "pool_size": None,
+    "crop_pct": 1.0,
+    "interpolation": "bilinear",
+    "first_conv": "backbone.conv1",
+    "classifier": "head",
+}
+
+default_cfgs = generate_default_cfgs(
+    {f"{name}.untrained": _CONFIG for name in VARIANTS} | {f"{name}.untrained": _SEGMENTATION for name in SEGMENTERS}
+)
 
 
 def _entrypoint(variant: str) -> Any:
@@ -45,6 +58,17 @@ def _entrypoint(variant: str) -> Any:
     return build
 
 
+def _segmentation_entrypoint(name: str) -> Any:
+    def build(pretrained: bool = False, **options: Any) -> nn.Module:
+        if options.pop("features_only", False):
+            raise ValueError(f"{name} has no features_only: its features are those of its backbone")
+        return build_model_with_cfg(SEGMENTERS[name], name, pretrained, **options)
+
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = f"{name} of *Kronecker Attention Networks*, section 4.6."
+    return build
+
+
 def _check_indices(options: dict[str, Any]) -> None:
     """timm answers an index that is out of range with an IndexError from deep inside."""
     indices = options.get("out_indices")
@@ -56,3 +80,5 @@ def _check_indices(options: dict[str, Any]) -> None:
 
 for _name in VARIANTS:
     globals()[_name] = register_model(_entrypoint(_name))
+for _name in SEGMENTERS:
+    globals()[_name] = register_model(_segmentation_entrypoint(_name))

@@ -86,6 +86,15 @@ class _Bottleneck(nn.Module):
         self.skips = stride == 1 and in_channels == out_channels
         self.project = ConvNormAct(self.expanded, out_channels, norm_layer=norm_layer, act_layer=None)
 
+    def dilate(self, rate: int) -> None:
+        """Take the stride away, and set the taps of the depth-wise convolution ``rate`` apart: features at a smaller
+        output stride from the weights of a larger one. What the module adds to its output stays as it was."""
+        self.stride = 1
+        depthwise = getattr(self, "depthwise", None)
+        if depthwise is not None:
+            depthwise.conv.stride = (1, 1)
+            depthwise.conv.dilation = depthwise.conv.padding = (rate, rate)
+
 
 class BaseModule(_Bottleneck):
     """BaseModule: MobileNetV2's bottleneck with inverted residuals.
@@ -170,7 +179,8 @@ class BaseSkipModule(BaseModule):
     def _depthwise_part(self, x: Tensor, channels: slice) -> Tensor:
         conv, norm = self.depthwise.conv, self.depthwise.norm
         assert isinstance(norm, nn.BatchNorm2d)
-        y = F.conv2d(x, conv.weight[channels], None, conv.stride, 1, groups=x.shape[1])
+        weight = conv.weight[channels]
+        y = F.conv2d(x, weight, None, conv.stride, conv.padding, conv.dilation, groups=x.shape[1])
 
         def part(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor[channels]

@@ -3,10 +3,9 @@
 The libraries are extras: each is imported when one of its networks is built.
 """
 
-import importlib
-from typing import Any
-
 from torch import nn
+
+from kronattn.models.extras import require_library
 
 
 def googlenet(num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
@@ -17,10 +16,10 @@ def googlenet(num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
     >>> googlenet(num_classes=10).fc.out_features
     10
     """
-    models = _library("torchvision", "googlenet", extra="vision").models
+    models = require_library("torchvision", "googlenet", extra="vision").models
     # said explicitly, because leaving init_weights out warns that its default will change
     model = models.googlenet(weights=None, num_classes=num_classes, aux_logits=False, init_weights=True)
-    return _with_channels(model, in_chans)
+    return with_channels(model, in_chans)
 
 
 def vgg16(num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
@@ -33,8 +32,8 @@ def vgg16(num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
     ...     vgg16(num_classes=10).classifier[-1].out_features
     10
     """
-    models = _library("torchvision", "vgg16", extra="vision").models
-    return _with_channels(models.vgg16(weights=None, num_classes=num_classes), in_chans)
+    models = require_library("torchvision", "vgg16", extra="vision").models
+    return with_channels(models.vgg16(weights=None, num_classes=num_classes), in_chans)
 
 
 def alexnet(num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
@@ -47,8 +46,8 @@ def alexnet(num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
     ...     alexnet(num_classes=10).classifier[-1].out_features
     10
     """
-    models = _library("torchvision", "alexnet", extra="vision").models
-    return _with_channels(models.alexnet(weights=None, num_classes=num_classes), in_chans)
+    models = require_library("torchvision", "alexnet", extra="vision").models
+    return with_channels(models.alexnet(weights=None, num_classes=num_classes), in_chans)
 
 
 def squeezenet(num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
@@ -59,8 +58,8 @@ def squeezenet(num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
     >>> squeezenet(num_classes=10).num_classes
     10
     """
-    models = _library("torchvision", "squeezenet", extra="vision").models
-    return _with_channels(models.squeezenet1_0(weights=None, num_classes=num_classes), in_chans)
+    models = require_library("torchvision", "squeezenet", extra="vision").models
+    return with_channels(models.squeezenet1_0(weights=None, num_classes=num_classes), in_chans)
 
 
 def mobilenetv1(num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
@@ -71,22 +70,11 @@ def mobilenetv1(num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
     >>> mobilenetv1(num_classes=10, in_chans=1).num_classes
     10
     """
-    timm = _library("timm", "mobilenetv1", extra="timm")
+    timm = require_library("timm", "mobilenetv1", extra="timm")
     return timm.create_model("mobilenetv1_100", num_classes=num_classes, in_chans=in_chans)
 
 
-def _library(library: str, name: str, *, extra: str) -> Any:
-    """Import a library that is an extra, and say in one line what to install where it is missing."""
-    try:
-        return importlib.import_module(library)
-    except ModuleNotFoundError as error:
-        if error.name != library:  # the library is there, something that it needs is not
-            raise
-        message = f"{name} needs {library}: pip install 'kronattn[{extra}]'"
-        raise ModuleNotFoundError(message, name=library) from None
-
-
-def _with_channels(model: nn.Module, in_chans: int) -> nn.Module:
+def with_channels(model: nn.Module, in_chans: int) -> nn.Module:
     """Widen or narrow the first convolution where images do not have torchvision's three channels."""
     if in_chans != 3:
         conv = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
