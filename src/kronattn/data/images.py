@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-__all__ = ["IMAGE_SUFFIXES", "BadImage", "decode_image", "is_image_name", "read_image"]
+__all__ = ["IMAGE_SUFFIXES", "BadImage", "decode_image", "decode_with", "is_image_name", "read_image"]
+
+Result = TypeVar("Result")
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
 
@@ -60,6 +64,19 @@ def decode_image(data: bytes, name: str) -> Image.Image:
         ...
         kronattn.data.images.BadImage: cat.jpg is not an image that Pillow can read
     """
+    return decode_with(lambda image: _to_rgb(ImageOps.exif_transpose(image)), data, name)
+
+
+def decode_with(convert: Callable[[Image.Image], Result], data: bytes, name: str) -> Result:
+    """Decode an image file's bytes as they are, and give what ``convert`` makes of it; errors as in
+    :func:`decode_image`.
+
+    Example:
+        >>> decode_with(lambda image: image.mode, b"", "mask.png")
+        Traceback (most recent call last):
+        ...
+        kronattn.data.images.BadImage: mask.png is empty
+    """
     if not data:
         raise BadImage(f"{name} is empty")
     try:
@@ -67,7 +84,9 @@ def decode_image(data: bytes, name: str) -> Image.Image:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(data)) as image:
                 image.load()
-                return _to_rgb(ImageOps.exif_transpose(image))
+                return convert(image)
+    except BadImage:
+        raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise BadImage(f"{name} has more than {MAX_PIXELS:,} pixels: too large to decode") from None
     except UnidentifiedImageError:
