@@ -90,6 +90,19 @@ class TestAny:
         assert x.grad.dtype == torch.float32
         assert torch.isfinite(x.grad).all()
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("project", ["v", "qkv"])
+    def test_weights_in_half_precision(self, layer, dtype, project):
+        layer = layer(6, project=project)
+        x = torch.randn(2, 6, 5, 7).to(dtype)
+        layer(torch.randn(2, 6, 5, 7))  # statistics of the coefficients
+        half = copy.deepcopy(layer).to(dtype)
+        for mode in (False, True):  # training moves the statistics
+            y = half.train(mode)(x)
+            assert y.dtype == dtype
+            exact = copy.deepcopy(layer).train(mode)(x.float())
+            torch.testing.assert_close(y.float(), exact, rtol=0.05, atol=0.05)
+
     def test_added(self, layer):
         layer = layer(6, num_heads=2).eval()
         for grid in [(5, 7), (4,), (2, 3, 4)]:

@@ -203,7 +203,7 @@ class KroneckerAttention(GridAttention):
             queries = None
             query_mean = self._mean_query(query_averages, query.shape[-1])
             if self.query_map is not None and self._maps_keys_instead(keys):
-                keys = self.query_map.weight.t() @ keys
+                keys = _weight_for(keys, self.query_map).t() @ keys
             else:
                 query = _mapped(query, self.query_map)
             keys, bias = self._normalised(query, keys, query_mean)
@@ -309,8 +309,13 @@ def _mapped(x: Tensor, linear: nn.Linear | None) -> Tensor:
         return x
     columns = x if x.dim() == 3 else x.flatten(2)
     if x.stride(1) == 1:
-        mapped = F.linear(columns.transpose(1, 2), linear.weight).transpose(1, 2)
+        mapped = F.linear(columns.transpose(1, 2), _weight_for(x, linear)).transpose(1, 2)
     else:
         # A product for each sample: matmul would get there too, by way of copies.
-        mapped = torch.bmm(linear.weight.expand(x.shape[0], -1, -1), columns)
+        mapped = torch.bmm(_weight_for(x, linear).expand(x.shape[0], -1, -1), columns)
     return mapped if x.dim() == 3 else mapped.unflatten(2, x.shape[2:])
+
+
+def _weight_for(x: Tensor, linear: nn.Linear) -> Tensor:
+    """A map's weight in x's dtype: averages are in float32 also where a network's weights are in half precision."""
+    return linear.weight if linear.weight.dtype == x.dtype else linear.weight.to(x.dtype)
