@@ -44,7 +44,7 @@ def test_page_is_written_whole(made):
     outline = Outline(page)
     assert not outline.open
     assert not outline.problems
-    for text in ("Table 2", "8×14²×8", "97.71%", "Theorem 1", "Eq. 13", "✓", "Measured with"):
+    for text in ("Table 2", "8×14²×8", "97.71%", "Table 6", "Theorem 1", "Eq. 13", "✓", "Measured with"):
         assert text in page
 
 
@@ -61,7 +61,7 @@ def test_page_fetches_nothing(made):
 def test_figures_are_inside_and_described(made):
     _, page, _ = made
     images = [attributes for tag, attributes in Outline(page).tags if tag == "img"]
-    assert len(images) == 4
+    assert len(images) == 5
     for image in images:
         kind, data = image["src"].split(",", 1)
         assert kind == "data:image/svg+xml;base64"

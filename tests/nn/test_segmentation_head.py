@@ -72,6 +72,24 @@ class TestEveryHead:
         x = torch.randn(2, 12, 7, 9)
         torch.testing.assert_close(head(x.to(memory_format=torch.channels_last)), head(x), rtol=1e-4, atol=1e-4)
 
+    def test_autocast_and_half_precision(self, name):
+        head = built(name).eval()
+        x = torch.randn(2, 12, 7, 9)
+        expected = head(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cast = head(x)
+        halved = head.bfloat16()(x.bfloat16())
+        for found in (cast, halved):
+            assert found.dtype == torch.bfloat16
+            # Eight bits of mantissa, through a few sums of some hundred products.
+            torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.3)
+
+    def test_one_node_of_a_graph(self, name):
+        model = nn.Sequential(nn.Conv2d(3, 12, 1), built(name)).eval()
+        traced = torch.fx.symbolic_trace(model)
+        x = torch.randn(1, 3, 7, 9)
+        torch.testing.assert_close(traced(x), model(x))
+
     @pytest.mark.parametrize(
         ("arguments", "error", "message"),
         [
@@ -136,6 +154,14 @@ def test_width():
     for width in (0, 2.5, True):
         with pytest.raises(ValueError, match="width must be an int from 1 up"):
             KroneckerSegmentationHead(64, 5, width=width)
+
+
+def test_features_are_not_copied():
+    from kronattn.measure import peak_memory
+
+    x = torch.randn(1, 256, 33, 33)
+    head = KroneckerSegmentationHead(256, 4, mode="qkv", width=8).eval()
+    assert peak_memory(lambda: head(x)) < 0.2 * x.nbytes
 
 
 def test_unknown_mode():

@@ -18,7 +18,7 @@ from kronattn.cli.output import (
 )
 from kronattn.cli.train import CONTEXT, overrides_of
 
-__all__ = ["app", "loader", "networks", "operators"]
+__all__ = ["app", "heads", "loader", "networks", "operators"]
 
 app = typer.Typer(no_args_is_help=True, help="Speed against peers, as ratios within one run.")
 
@@ -161,6 +161,67 @@ def loader(
     speed = f"{found['images_per_second']:,.0f} images a second"
     share = f"{100 * found['kept']:.1f}% of the {found['without_data']:,.0f} without data"
     console.print(f"{found['model']} on {found['data']} at {found['size']} px: {speed}, {share}", highlight=False)
+
+
+@app.command()
+def heads(
+    names: str = typer.Option("", help="Comma-separated: aspp, attn, attn_fused, kao_kv, kao_qkv. Default: all."),
+    sizes: str = typer.Option("321,513,1025", help="Heights and widths of the images, with commas between."),
+    channels: int = typer.Option(2048, min=1, help="Channels of the features: 2048 for ResNet-101 and 50."),
+    stride: int = typer.Option(8, min=1, help="Output stride of the features."),
+    classes: int = typer.Option(21, min=1, help="Classes."),
+    batch: int = typer.Option(1, min=1, help="Images in a batch."),
+    device: str = typer.Option("cpu", help="Where to run: cpu, cuda, cuda:1."),
+    dtype: str = typer.Option("float32", help="float32, float16, bfloat16 or float64."),
+    channels_last: bool = typer.Option(False, "--channels-last", help="Keep channels side by side in memory."),
+    work: str = typer.Option("inference", help="inference, training, or both."),
+    seconds: float = typer.Option(4.0, min=0.01, help="Time to spend on each size and way of running."),
+    memory_budget: float | None = typer.Option(
+        None, help="Gigabytes; heads that need more are left out. By default 4, or half of a GPU's."
+    ),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+    output: Path | None = typer.Option(None, help="Write the JSON object into this file too."),
+    figure: Path | None = typer.Option(None, help="Draw a figure into this file, .png or .svg."),
+) -> None:
+    """What segmentation heads cost by themselves, beyond the features: ASPP, regular and Kronecker attention.
+
+    Example: kronattn bench heads --device cuda --dtype bfloat16 --channels-last --batch 8 --output heads.json
+    """
+    from kronattn.bench.heads import HEADS, WORKS, Case, draw_heads, head_table, measure_heads, parse_sizes, to_json
+    from kronattn.measure import resolve_device, resolve_dtype
+    from kronattn.tables.rendering import to_rich
+
+    works = _choices(work, "--work", WORKS)
+    chosen = parse_sizes(sizes)
+    if memory_budget is not None and not memory_budget > 0:
+        raise ValueError(f"--memory-budget must be positive, got {memory_budget}")
+    if figure is not None:
+        check_figure(figure, "--figure")
+    if output is not None:
+        check_writable(output)
+    of = resolve_dtype(dtype)
+    costs = measure_heads(
+        [Case(size, batch, channels, stride, classes) for size in chosen],
+        [name.strip() for name in names.split(",")] if names else tuple(HEADS),
+        works=works,
+        device=resolve_device(device),
+        dtype=of,
+        channels_last=channels_last,
+        with_resize=True,
+        seconds=seconds,
+        memory_budget=None if memory_budget is None else int(memory_budget * 1e9),
+        track=lambda cases: progress(cases, "Measuring"),
+    )
+    found = to_json(costs, dtype=of, channels_last=channels_last, sizes=chosen)
+    if output is not None:
+        write_atomically(output, json_module.dumps(found, indent=2) + "\n")
+    if figure is not None:
+        write_figure(figure, draw_heads(costs.rows))
+    if json:
+        print_json(found)
+        return
+    console.print(to_rich(head_table(costs), width=console.width))
+    console.print(", ".join(f"{name} {value}" for name, value in costs.environment.items()), style="dim")
 
 
 def _choices(given: str, option: str, known: tuple[str, ...]) -> list[str]:

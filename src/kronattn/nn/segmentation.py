@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronattn.nn.attention import DenseAttention, KroneckerAttention
+from kronattn.nn.fx import traced_as_one_node
 from kronattn.ops.attend import is_captured
 
 __all__ = ["AtrousPyramidHead", "DenseSegmentationHead", "KroneckerSegmentationHead", "resize_scores"]
@@ -74,6 +76,7 @@ class _Head(nn.Module):
         """(N, in_channels, h, w) to (N, num_classes, h, w)."""
         raise NotImplementedError
 
+    @traced_as_one_node
     def forward(self, features: Tensor, size: Sequence[int] | None = None) -> Tensor:
         scores = self.scores(features)
         return scores if size is None else resize_scores(scores, size)
@@ -167,7 +170,7 @@ class _AttentionHead(_Head):
 
     def scores(self, features: Tensor) -> Tensor:
         # One 1×1 convolution of both side by side, as a sum of two: nothing is copied to be concatenated.
-        return self.classifier(features) + self.context_classifier(self.attn(features))
+        return _pointwise(self.classifier, features) + _pointwise(self.context_classifier, self.attn(features))
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.num_classes}, width={self.width}"
@@ -277,3 +280,12 @@ def _classifier(
     if conv.bias is not None:
         nn.init.zeros_(conv.bias)
     return conv
+
+
+def _pointwise(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """A 1×1 convolution that leaves x where it is. With positions side by side, a convolution would copy all of x, by
+    far the largest tensor here, into the other order first; a matrix product does not. A compiler sees to it itself."""
+    if x.stride(1) == 1 or is_captured():
+        return conv(x)
+    product = torch.bmm(conv.weight.flatten(1).expand(x.shape[0], -1, -1), x.flatten(2)).unflatten(2, x.shape[2:])
+    return product if conv.bias is None else product + conv.bias[:, None, None].to(product.dtype)

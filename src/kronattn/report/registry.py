@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kronattn.report import networks, operators, theorem, training
+from kronattn.report import networks, operators, segmentation, theorem, training
 from kronattn.report.section import Section
 
 __all__ = ["SECTIONS"]
@@ -10,6 +10,7 @@ __all__ = ["SECTIONS"]
 SECTIONS: list[Section] = [
     Section("operators", "What attention costs", operators.build),
     Section("networks", "What networks cost", networks.build),
+    Section("segmentation", "What segmentation heads cost", segmentation.build),
     Section("training", "A network that learns: digits", training.build),
     Section("theorem", "Why averages are enough: Theorem 1", theorem.build),
 ]

@@ -1,0 +1,99 @@
+"""The heads that are compared, and the feature maps that they are run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kronattn.models.deeplab import HEADS as NETWORK_HEADS
+from kronattn.nn import DenseAttention, DenseSegmentationHead
+from kronattn.nn.attention import _mapped
+
+__all__ = ["HEADS", "BuiltSegmentationHead", "Case", "Head"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """The features of a batch of square images: a backbone's last, at an output stride.
+
+    >>> Case(513).grid, Case(513).label
+    (65, '513²')
+    """
+
+    size: int
+    batch: int = 1
+    channels: int = 2048
+    stride: int = 8
+    num_classes: int = 21
+
+    @property
+    def grid(self) -> int:
+        """The number of rows, and of columns, of the features."""
+        return -(-self.size // self.stride)
+
+    @property
+    def label(self) -> str:
+        """The image's size, squared."""
+        return f"{self.size}²"
+
+
+class _BuiltAttention(DenseAttention):
+    """Regular attention that builds its coefficient matrix, as the paper's does; for one head."""
+
+    def forward(
+        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, added: Tensor | None = None
+    ) -> Tensor:
+        q = _mapped(query, self.query_map).flatten(2)
+        keys, _ = self._normalised(q, _mapped(query, self.key_map).flatten(2))
+        # One row a query: the softmax runs along memory, which is the fastest of the ways to write Eq. 1.
+        coefficients = torch.bmm(q.transpose(1, 2), keys.to(q.dtype)).softmax(dim=-1)
+        values = _mapped(query, self.value_map).flatten(2)
+        return torch.bmm(values, coefficients.transpose(1, 2)).unflatten(2, query.shape[2:])
+
+
+class BuiltSegmentationHead(DenseSegmentationHead):
+    """The head of ``deeplabv2_attn`` with its coefficient matrix built: (N, C, h, w) to (N, num_classes, h, w).
+
+    :class:`kronattn.nn.DenseSegmentationHead` gives the same result without that matrix: by PyTorch's fused kernels on
+    a GPU, block by block on the CPU.
+
+    >>> BuiltSegmentationHead(16, 5)(torch.randn(2, 16, 7, 9)).shape
+    torch.Size([2, 5, 7, 9])
+    """
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__(in_channels, num_classes)
+        self.attn = _BuiltAttention(in_channels, project="qkv", qk_channels=self.width, out_channels=self.width)
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head of the comparison; ``network`` is the network of Table 6 that has it.
+
+    >>> HEADS["kao_qkv"].label
+    'KAO_QKV'
+    """
+
+    label: str
+    network: str
+    build: Callable[[int, int], nn.Module]
+    builds_matrix: bool = False
+
+    def bytes_needed(self, case: Case, itemsize: int, *, training: bool = False) -> int:
+        """Return about what it will allocate: logits and coefficients, and their gradients in training."""
+        positions = case.grid**2
+        matrices = (4 if training else 2) * positions**2 if self.builds_matrix else 0
+        maps = (4 if training else 1) * 2 * positions * case.channels
+        return case.batch * (matrices + maps) * itemsize
+
+
+HEADS: dict[str, Head] = {
+    "aspp": Head("ASPP", "deeplabv2_aspp", NETWORK_HEADS["aspp"]),
+    "attn": Head("Attn", "deeplabv2_attn", BuiltSegmentationHead, builds_matrix=True),
+    "attn_fused": Head("fused", "deeplabv2_attn", NETWORK_HEADS["attn"]),
+    "kao_kv": Head("KAO_KV", "deeplabv2_kao_kv", NETWORK_HEADS["kao_kv"]),
+    "kao_qkv": Head("KAO_QKV", "deeplabv2_kao_qkv", NETWORK_HEADS["kao_qkv"]),
+}
