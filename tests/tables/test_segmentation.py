@@ -105,7 +105,7 @@ class TestMeasurement:
 
 class TestResults:
     def write(self, path, rows):
-        path.write_text(json.dumps({"rows": rows}))
+        path.write_text(json.dumps({"runs": rows}))
         return path
 
     def test_mean_over_runs(self, tmp_path):
@@ -117,7 +117,7 @@ class TestResults:
         assert found["deeplabv2_kao_kv"].pixel_accuracy == pytest.approx(0.85)
         assert found["deeplabv2_kao_kv"].runs == 2
 
-    @pytest.mark.parametrize("content", ["no json", "[]", '{"rows": [{"model": "x"}]}'])
+    @pytest.mark.parametrize("content", ["no json", "[]", '{"runs": [{"model": "x"}]}'])
     def test_other_files(self, tmp_path, content):
         (tmp_path / "x.json").write_text(content)
         with pytest.raises(ValueError, match="x.json does not hold the results of segmentation runs"):

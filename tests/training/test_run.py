@@ -56,7 +56,7 @@ def test_every_file_of_a_run_gives_the_same_network(recipe, tmp_path):
     result = train(recipe, folder=tmp_path / "run")
     path = recipe.data.path
     for name in ("weights.safetensors", "last.ckpt"):
-        found = evaluate(tmp_path / "run" / name, path, accelerator="cpu")
+        found = evaluate(tmp_path / "run" / name, path, accelerator="cpu").figures
         assert found["top1"] == pytest.approx(result["top1"])
         assert found["images"] == 6
         assert sum(entry["images"] for entry in found["classes"]) == 6

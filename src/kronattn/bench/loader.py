@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from kronattn.training.data import ImageData, Track
-from kronattn.training.recipe import Recipe
+from kronattn.training.data import Track
+from kronattn.training.image_data import ImageData
+from kronattn.training.recipe import DataSettings, Recipe
 from kronattn.training.run import train
 
 __all__ = ["bench_loader"]
@@ -37,10 +38,11 @@ def bench_loader(recipe: Recipe, *, epochs: int = 4, track: Track = lambda items
         ``images_per_second`` and ``without_data``, their ratio ``kept`` (1: data costs nothing), and the share of the
         time in which the loop waited for the next batch.
     """
+    assert isinstance(recipe.data, DataSettings)
     short = replace(recipe, epochs=epochs)
     with tempfile.TemporaryDirectory() as folder:
         real = train(short, folder=Path(folder) / "real", track=track)
-        free = train(short, folder=Path(folder) / "free", track=track, images=OneBatch)
+        free = train(short, folder=Path(folder) / "free", track=track, data_module=OneBatch)
     return {
         "model": recipe.model.name,
         "data": recipe.data.name,

@@ -37,6 +37,7 @@ def compare(
     from kronattn.tables.training import comparison_table, draw_comparison
     from kronattn.training.comparison import parse_seeds, plan, run_all, summarise
     from kronattn.training.recipe import load_recipe, recipe_yaml
+    from kronattn.training.tasks import TASKS
 
     names = [name.strip() for name in models.split(",") if name.strip()]
     baseline = baseline or names[0]
@@ -49,32 +50,35 @@ def compare(
     target = check_writable(output or Path(f"results/{recipe.data.name}.json"))
     plans = plan(recipe, names, parse_seeds(seeds), place)
 
+    task = TASKS[recipe.task]
+
     def report(one: Any, result: dict[str, Any]) -> None:
-        line = f"{one.name}: {100 * result['top1']:.2f}%"
-        typer.echo(line, err=True)
+        typer.echo(f"{one.name}: {100 * result[task.score]:.2f}%", err=True)
 
     results, failures = run_all(plans, jobs=jobs, on_result=report)
     for name, failure in failures.items():
         typer.echo(f"{name} failed: {failure}", err=True)
     if not any(result["model"] == baseline for result in results):
         raise ValueError(f"no run of the baseline {baseline} came to its end: there is nothing to compare with")
-    summary = summarise(results, baseline)
     found = {
+        "task": recipe.task,
         "data": recipe.data.name,
+        "score": task.score,
+        "label": task.label,
         "baseline": baseline,
         "jobs": jobs,
-        "summary": summary,
+        "summary": summarise(results, baseline, task.score),
         "runs": results,
         "recipe": recipe_yaml(_without_places(recipe)),
         "environment": results[0]["environment"],
     }
     write_atomically(target, json_module.dumps(found, indent=2) + "\n")
     if figure is not None:
-        write_figure(figure, draw_comparison(results, summary, f"{recipe.data.name}: one recipe for all"))
+        write_figure(figure, draw_comparison(found))
     if json:
         print_json(found)
     else:
-        console.print(to_rich(comparison_table(summary, baseline, recipe.data.name), width=console.width))
+        console.print(to_rich(comparison_table(found), width=console.width))
         console.print(f"Results: {target}", highlight=False, markup=False, soft_wrap=True)
     if failures:
         raise typer.Exit(1)

@@ -39,6 +39,7 @@ def train(
     from kronattn.training.recipe import load_recipe
     from kronattn.training.run import run_folder
     from kronattn.training.run import train as run
+    from kronattn.training.tasks import TASKS
 
     changes = overrides_of(context.args)
     named = {"data.path": data, "model.name": model, "seed": seed, "devices": devices, "output": output}
@@ -60,7 +61,9 @@ def train(
     if json:
         print_json({**result, "folder": str(folder)})
         return
-    lines = [f"{result['model']} on {result['data']}, seed {result['seed']}: top-1 {100 * result['top1']:.2f}%"]
+    task = TASKS[recipe.task]
+    reached = f"{task.label} {100 * result[task.score]:.2f}%"
+    lines = [f"{result['model']} on {result['data']}, seed {result['seed']}: {reached}"]
     if result["images_per_second"]:
         waiting = f"{100 * result['waiting_for_data']:.1f}% of the time waiting for data"
         lines.append(f"{result['images_per_second']:,.0f} images a second in training, {waiting}")

@@ -27,6 +27,9 @@ class LabelledImages(ABC):
     classes: Sequence[str]
     labels: Sequence[int]
 
+    def __len__(self) -> int:
+        return len(self.labels)
+
     @abstractmethod
     def image(self, index: int) -> Image.Image:
         """Decode one image as RGB; a bad one raises :class:`kronattn.data.images.BadImage`."""

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, default_collate
 from kronattn.data.classification import LabelledImages
 from kronattn.data.images import BadImage
 
-__all__ = ["DecodedImages", "ImageDataset", "collate_good", "decode_all"]
+__all__ = ["DecodedImages", "ImageDataset", "available_processors", "collate_good", "decode_all"]
 
 
 class DecodedImages(Dataset):
@@ -80,6 +80,11 @@ class ImageDataset(Dataset):
         return self.transform(image), self.images.labels[index]
 
 
+def available_processors() -> int:
+    """How many processors this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def collate_good(samples: list[Any]) -> Any:
     """A batch of those samples that could be read."""
     good = [sample for sample in samples if sample is not None]
@@ -121,7 +126,7 @@ def decode_all(
         pixels[index] = torch.from_numpy(np.array(image)).permute(2, 0, 1)
         return None
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None) as pool:
+    with ThreadPoolExecutor(available_processors()) as pool:
         results = pool.map(decode, range(total))
         bad = [next(results) for _ in track(range(total), "Decoding images")]
     labels = torch.tensor(images.labels)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from kronattn.data.datasets import available_processors
 from kronattn.data.images import BadImage
 from kronattn.data.segmentation import SegmentedImages
 
@@ -74,11 +76,22 @@ class SegmentationDataset(Dataset):
         self.transform = transform
         self.skip_bad = skip_bad
         self.skipped = torch.zeros(len(images), dtype=torch.bool).share_memory_()
+        self._kept: list[tuple[Any, Any] | None] | None = None
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor] | None:
+        pair = self._decoded(index) if self._kept is None else self._kept[index]
+        return pair if pair is None or self.transform is None else self.transform(*pair)
+
+    def keep(self, track: Callable[[Sequence[int], str], Iterable[int]] = lambda items, description: items) -> None:
+        """Decode everything now, with a thread for each processor, and keep it."""
+        with ThreadPoolExecutor(available_processors()) as pool:
+            pairs = pool.map(self._decoded, range(len(self)))
+            self._kept = [next(pairs) for _ in track(range(len(self)), "Decoding images")]
+
+    def _decoded(self, index: int) -> tuple[Any, Any] | None:
         from torchvision import tv_tensors
         from torchvision.transforms.v2 import functional
 
@@ -89,8 +102,7 @@ class SegmentationDataset(Dataset):
                 raise
             self.skipped[index] = True
             return None
-        image, mask = functional.to_image(picture), tv_tensors.Mask(torch.from_numpy(labels))
-        return (image, mask) if self.transform is None else self.transform(image, mask)
+        return functional.to_image(picture), tv_tensors.Mask(torch.from_numpy(labels))
 
 
 class RandomScale:

@@ -40,7 +40,8 @@ class Description:
 
     ``model`` and ``options`` are :func:`kronattn.create_model`'s; an image is scaled to ``resize`` × ``resize``, its
     centre of ``size`` × ``size`` taken, and normalised with ``mean`` and ``std`` (of values from 0 to 1).
-    ``data`` is the kind of dataset that it was trained on.
+    ``data`` is the kind of dataset that it was trained on. Segmenters take images of any size; their ``ignore_index``
+    is the label of pixels that do not count, and ``palette`` has a colour for each class.
 
     Example:
         >>> Description("kanet_kv", {"num_classes": 2}, ["cat", "dog"]).size
@@ -56,6 +57,8 @@ class Description:
     size: int = 224
     task: str = "classification"
     data: str = "folder"
+    ignore_index: int = 255
+    palette: list[list[int]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -22,6 +22,8 @@ def scores_table(found: Mapping[str, Any]) -> Table:
         >>> [cell.text for cell in scores_table(found).groups[1].rows[0]]
         ['all', '4', '75.00%']
     """
+    if "mean_iou" in found:
+        return _segmentation_scores(found)
     columns = (Column("Class", numeric=False), Column("Images"), Column("Top-1"))
     classes = [
         [Cell(entry["name"]), Cell(f"{entry['images']:,}"), Cell(_percent(entry["top1"]))] for entry in found["classes"]
@@ -31,15 +33,28 @@ def scores_table(found: Mapping[str, Any]) -> Table:
     return Table(f"{found['model']} on {found['data']}", columns, [Group("", classes), Group("", [total])], notes)
 
 
-def comparison_table(
-    summary: Sequence[Mapping[str, Any]], baseline: str, data: str, notes: Sequence[str] = ()
-) -> Table:
-    """Networks that were trained alike, with what seeds do to them and how they differ from the baseline."""
+def _segmentation_scores(found: Mapping[str, Any]) -> Table:
+    columns = (Column("Class", numeric=False), Column("Pixels"), Column("IoU"))
+    classes = [
+        [Cell(entry["name"]), Cell(f"{entry['pixels']:,}"), Cell(_percent(entry["iou"]))] for entry in found["classes"]
+    ]
+    mean = [Cell("mean"), Cell(f"{found['pixels']:,}"), Cell(_percent(found["mean_iou"]))]
+    notes = [
+        f"Pixel accuracy: {_percent(found['pixel_accuracy'])}, on {found['images']} images. Ignored pixels are out."
+    ]
+    return Table(f"{found['model']} on {found['data']}", columns, [Group("", classes), Group("", [mean])], notes)
+
+
+def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Table:
+    """Networks that were trained alike, with what seeds do to them and how they differ from the baseline.
+
+    ``found`` is what ``kronattn compare`` writes.
+    """
     columns = (
         Column("Network", numeric=False),
         Column("Seeds"),
-        Column("Top-1"),
-        Column(f"Over {baseline}"),
+        Column(f"{found['label']}, %"),
+        Column(f"Over {found['baseline']}"),
         Column("95% interval"),
         Column("Params"),
         Column("MAdd"),
@@ -55,40 +70,41 @@ def comparison_table(
             Cell(f"{row['madd']:,}"),
             Cell(f"{row['images_per_second']:,.0f}" if row["images_per_second"] else "–"),
         ]
-        for row in summary
+        for row in found["summary"]
     ]
     notes = [
-        "Top-1: mean ± standard deviation over seeds, after the last epoch. Differences are paired by seed, in "
-        "points; the interval is Student's. Params with batch norm's.",
+        "Mean ± standard deviation over seeds, after the last epoch. Differences are paired by seed, in points; the "
+        "interval is Student's. Params with batch norm's.",
         *notes,
     ]
-    return Table(f"{data}: one recipe for all", columns, [Group("", rows)], notes)
+    return Table(f"{found['data']}: one recipe for all", columns, [Group("", rows)], notes)
 
 
-def draw_comparison(results: Sequence[Mapping[str, Any]], summary: Sequence[Mapping[str, Any]], title: str) -> Figure:
+def draw_comparison(found: Mapping[str, Any]) -> Figure:
     """Every run as a point, every network's mean and standard deviation beside its points."""
     require_matplotlib("the comparison's figure")
     from matplotlib.figure import Figure
 
+    summary = found["summary"]
     figure = Figure(figsize=(8, 0.6 + 0.5 * len(summary)), layout="constrained")
     axis = figure.subplots()
     for place, row in enumerate(reversed(summary)):
-        scores = [100 * result["top1"] for result in results if result["model"] == row["model"]]
+        scores = [100 * run[found["score"]] for run in found["runs"] if run["model"] == row["model"]]
         axis.plot(scores, [place] * len(scores), "o", color="#a0aec0", markersize=6, alpha=0.9, zorder=2)
-        spread = 100 * row["top1_std"] if row["top1_std"] else 0
-        axis.errorbar(100 * row["top1_mean"], place + 0.2, xerr=spread, fmt="D", color="#2b6cb0", capsize=4, zorder=3)
+        spread = 100 * row["std"] if row["std"] else 0
+        axis.errorbar(100 * row["mean"], place + 0.2, xerr=spread, fmt="D", color="#2b6cb0", capsize=4, zorder=3)
     axis.set_yticks(range(len(summary)), [row["model"] for row in reversed(summary)])
     axis.set_ylim(-0.6, len(summary) - 0.2)
-    axis.set_xlabel("validation top-1, %")
-    axis.set_title(title, fontsize=11)
+    axis.set_xlabel(f"validation {found['label']}, %")
+    axis.set_title(f"{found['data']}: one recipe for all", fontsize=11)
     axis.grid(axis="x", alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 def _mean_and_spread(row: Mapping[str, Any]) -> str:
-    spread = f" ± {100 * row['top1_std']:.2f}" if row["top1_std"] is not None else ""
-    return f"{100 * row['top1_mean']:.2f}{spread}"
+    spread = f" ± {100 * row['std']:.2f}" if row["std"] is not None else ""
+    return f"{100 * row['mean']:.2f}{spread}"
 
 
 def _difference(found: Mapping[str, Any] | None) -> tuple[Cell, Cell]:

@@ -129,11 +129,18 @@ class History(Callback):
     def __init__(self, on_epoch: Callable[[list[dict[str, float]]], None] | None = None) -> None:
         self.rows: list[dict[str, float]] = []
         self.on_epoch = on_epoch
+        self._validated = False
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._validated = True
 
     # Lightning calls those that write checkpoints last, so this row is in them.
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         row: dict[str, float] = {"epoch": trainer.current_epoch + 1}
-        row |= {name: float(value) for name, value in trainer.callback_metrics.items() if "/" in name}
+        # Between validations Lightning still has the figures of the last one.
+        known = ("train/", "val/") if self._validated else ("train/",)
+        row |= {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith(known)}
+        self._validated = False
         row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         self.rows.append(row)
         if self.on_epoch and trainer.is_global_zero:

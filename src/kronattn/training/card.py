@@ -18,6 +18,8 @@ def model_card(description: Description, recipe: Recipe, result: Mapping[str, An
     figures = [
         ("validation top-1", _percent(result.get("top1"))),
         ("validation top-5", _percent(result.get("top5"))),
+        ("validation mean IoU", _percent(result.get("mean_iou"))),
+        ("validation pixel accuracy", _percent(result.get("pixel_accuracy"))),
         ("parameters", f"{result['parameters']:,}"),
         (f"multiply-adds at {result['size']}²", f"{result['madd']:,}"),
         ("epochs", str(result["epochs"])),
@@ -31,8 +33,7 @@ def model_card(description: Description, recipe: Recipe, result: Mapping[str, An
 
 {len(classes)} classes: {named}.
 
-An image is scaled to {description.resize} × {description.resize}, its centre of {description.size} × \
-{description.size} taken, and normalised with mean {_listed(description.mean)} and standard deviation \
+{_prepared(description)}, and normalised with mean {_listed(description.mean)} and standard deviation \
 {_listed(description.std)}.
 
 | | |
@@ -48,6 +49,13 @@ The figures are those after the last epoch.{averaged}
 ```yaml
 {recipe_yaml(recipe)}```
 """
+
+
+def _prepared(description: Description) -> str:
+    if description.task == "segmentation":
+        return "An image of any size is taken as it is"
+    size, resize = description.size, description.resize
+    return f"An image is scaled to {resize} × {resize}, its centre of {size} × {size} taken"
 
 
 def _percent(value: float | None) -> str:

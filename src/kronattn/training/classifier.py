@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -15,29 +13,20 @@ from torchmetrics.classification import (
     MulticlassConfusionMatrix,
 )
 
-from kronattn.models.files import DESCRIPTION_KEY, Description
-from kronattn.training.optimisation import build_optimiser, build_schedule
-from kronattn.training.recipe import Recipe, recipe_yaml
+from kronattn.models.files import Description
+from kronattn.training.learner import Learner
+from kronattn.training.recipe import Recipe
 
 __all__ = ["Classifier", "Examination"]
 
 TOP = 5
 
 
-class Classifier(L.LightningModule):
-    """A network that learns to name images, after a recipe.
-
-    Args:
-        network: (N, 3, H, W) to (N, classes).
-        recipe: decides loss, optimiser and schedule.
-        description: goes into every checkpoint, so that it can be used without the recipe.
-    """
+class Classifier(Learner):
+    """A network that learns to name images, after a recipe: (N, 3, H, W) to (N, classes)."""
 
     def __init__(self, network: nn.Module, recipe: Recipe, description: Description) -> None:
-        super().__init__()
-        self.network = network
-        self.recipe = recipe
-        self.description = description
+        super().__init__(network, recipe, description)
         classes = len(description.classes)
         self.scores = MetricCollection({"top1": _accuracy(classes)}, prefix="val/")
         if classes > TOP:
@@ -64,16 +53,6 @@ class Classifier(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self.log_dict(self.scores.compute(), prog_bar=True)
         self.scores.reset()
-
-    def configure_optimizers(self) -> Any:
-        optimiser = build_optimiser(self.network, self.recipe.optimiser)
-        steps = int(self.trainer.estimated_stepping_batches) // self.recipe.epochs
-        schedule = build_schedule(optimiser, self.recipe.schedule, self.recipe.epochs, steps)
-        return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[DESCRIPTION_KEY] = self.description.to_dict()
-        checkpoint["recipe"] = recipe_yaml(self.recipe)
 
 
 class Examination(L.LightningModule):

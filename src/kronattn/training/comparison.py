@@ -14,7 +14,7 @@ from typing import Any
 from kronattn.training.recipe import Recipe, load_recipe, recipe_yaml
 from kronattn.training.run import CONFIG, read_result
 
-__all__ = ["Plan", "confidence_interval", "parse_seeds", "run_all", "summarise"]
+__all__ = ["Plan", "confidence_interval", "parse_seeds", "plan", "run_all", "summarise"]
 
 CONFIDENCE = 0.95
 
@@ -118,10 +118,17 @@ def _check_same_recipe(one: Plan) -> None:
         raise ValueError(f"{one.folder} holds a run with other settings: give another --folder, or remove it")
 
 
-def summarise(results: Sequence[Mapping[str, Any]], baseline: str) -> list[dict[str, Any]]:
-    """For each network: mean and standard deviation of top-1, and the paired difference to the baseline's.
+def summarise(results: Sequence[Mapping[str, Any]], baseline: str, score: str = "top1") -> list[dict[str, Any]]:
+    """For each network: mean and standard deviation of the score, and the paired difference to the baseline's.
 
     The difference is taken seed by seed; its confidence interval is Student's.
+
+    Example:
+        >>> run = {"images_per_second": None, "parameters": 1, "madd": 1}
+        >>> scores = {("a", 0): 0.8, ("a", 1): 0.9, ("b", 0): 0.85, ("b", 1): 0.95}
+        >>> runs = [{"model": model, "seed": seed, "top1": value, **run} for (model, seed), value in scores.items()]
+        >>> [round(row["difference"]["mean"], 3) for row in summarise(runs, "a") if row["difference"]]
+        [0.05]
     """
     by_model: dict[str, dict[int, Mapping[str, Any]]] = {}
     for result in results:
@@ -130,13 +137,13 @@ def summarise(results: Sequence[Mapping[str, Any]], baseline: str) -> list[dict[
         raise ValueError(f"the baseline {baseline!r} is not among the networks: {', '.join(by_model)}")
     summary = []
     for model, runs in by_model.items():
-        scores = [run["top1"] for run in runs.values()]
+        scores = [run[score] for run in runs.values()]
         speeds = [run["images_per_second"] for run in runs.values() if run["images_per_second"]]
         row: dict[str, Any] = {
             "model": model,
             "runs": len(scores),
-            "top1_mean": statistics.mean(scores),
-            "top1_std": statistics.stdev(scores) if len(scores) > 1 else None,
+            "mean": statistics.mean(scores),
+            "std": statistics.stdev(scores) if len(scores) > 1 else None,
             "images_per_second": statistics.median(speeds) if speeds else None,
             "parameters": next(iter(runs.values()))["parameters"],
             "madd": next(iter(runs.values()))["madd"],
@@ -144,7 +151,7 @@ def summarise(results: Sequence[Mapping[str, Any]], baseline: str) -> list[dict[
         }
         shared = sorted(set(runs) & set(by_model[baseline]))
         if model != baseline and shared:
-            paired = [runs[seed]["top1"] - by_model[baseline][seed]["top1"] for seed in shared]
+            paired = [runs[seed][score] - by_model[baseline][seed][score] for seed in shared]
             low, high = confidence_interval(paired)
             row["difference"] = {"mean": statistics.mean(paired), "low": low, "high": high, "pairs": len(paired)}
         summary.append(row)

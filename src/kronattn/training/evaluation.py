@@ -1,21 +1,53 @@
-"""How good a trained network is on labelled images."""
+"""How good a trained network is on images whose classes, or masks, are known."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+from torch import Tensor, nn
 
+from kronattn.data.joint import JointSettings
 from kronattn.data.transforms import ImageSettings
 from kronattn.measure import describe_environment
-from kronattn.models.files import load_model
+from kronattn.models.files import Description, load_model
 from kronattn.training.classifier import Examination
-from kronattn.training.data import ImageData, Track
-from kronattn.training.recipe import DataSettings
+from kronattn.training.data import Track, TrainingData
+from kronattn.training.image_data import ImageData
+from kronattn.training.mask_data import MaskData
+from kronattn.training.recipe import DataSettings, SegmentationData
 from kronattn.training.run import quiet
+from kronattn.training.segmenter import SegmentationExamination
 
-__all__ = ["evaluate"]
+__all__ = ["Evaluated", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation found: figures for JSON, the network's description, and, of a segmenter, a few samples:
+    normalised image, true labels and predicted labels."""
+
+    figures: dict[str, Any]
+    description: Description
+    samples: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _How:
+    """What all evaluations are asked for."""
+
+    path: str | None
+    data: str | None
+    split: str
+    batch_size: int
+    accelerator: str
+    precision: str
+    workers: int
+    skip_bad_images: bool
+    pictures: int
+    track: Track
 
 
 def evaluate(
@@ -23,54 +55,48 @@ def evaluate(
     path: str | None,
     *,
     data: str | None = None,
-    batch_size: int = 256,
+    split: str = "val",
+    batch_size: int | None = None,
     accelerator: str = "auto",
     precision: str = "32-true",
     workers: int = 8,
     skip_bad_images: bool = False,
+    pictures: int = 0,
     track: Track = lambda items, description: items,
-) -> dict[str, Any]:
-    """Examine a network on the validation images of a dataset.
+) -> Evaluated:
+    """Examine a network on one split of a dataset.
 
     Args:
         source: a ``.safetensors`` or ``.ckpt`` file, or the name of a network that comes with weights.
         path: where the images lie.
         data: which kind of dataset; the one that the network was trained on by default.
+        split: which part of it.
+        pictures: how many samples of a segmenter to hand back.
 
     Returns:
-        ``top1``, ``top5``, ``calibration_error`` (expected, 15 bins), ``classes`` (each with its accuracy and count),
-        ``confusion`` (rows: true).
+        For a classifier ``top1``, ``top5``, ``calibration_error`` (expected, 15 bins), ``classes`` (each with its
+        accuracy and count) and ``confusion`` (rows: true); for a segmenter ``pixel_accuracy``, ``mean_iou``,
+        ``classes`` (each with its IoU and pixels) and ``confusion``.
     """
     network, description = load_model(source)
-    if description.task != "classification":
-        raise ValueError(f"{source} is made for {description.task}, not for classification")
-    images = ImageSettings(
-        resize=description.resize,
-        size=description.size,
-        mean=tuple(description.mean),  # type: ignore[arg-type]
-        std=tuple(description.std),  # type: ignore[arg-type]
+    size = batch_size or (256 if description.task == "classification" else 8)
+    how = _How(path, data, split, size, accelerator, precision, workers, skip_bad_images, pictures, track)
+    return (_evaluate_classifier if description.task == "classification" else _evaluate_segmenter)(
+        network, description, how
     )
+
+
+def _evaluate_classifier(network: nn.Module, description: Description, how: _How) -> Evaluated:
+    images = ImageSettings(resize=description.resize, size=description.size, **_colours(description))
     settings = DataSettings(
-        name=data or description.data, path=path, images=images, workers=workers, skip_bad_images=skip_bad_images
-    )
-    module = ImageData(settings, batch_size, classes=description.classes, track=track)
-    module.split("val")
-    quiet()
-    trainer = L.Trainer(
-        accelerator=accelerator,
-        devices=1,
-        precision=precision,  # type: ignore[arg-type]
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
+        how.data or description.data, how.path, images, workers=how.workers, skip_bad_images=how.skip_bad_images
     )
     examination = Examination(network, len(description.classes))
-    trainer.test(examination, module, verbose=False)
+    module = ImageData(settings, how.batch_size, classes=description.classes, track=how.track, split=how.split)
+    environment = _examine(examination, module, how)
     found = examination.results()
     confusion = found["confusion"].tolist()
-    bad = module.bad_images()
-    return {
+    figures = {
         "model": description.model,
         "data": settings.name,
         "images": sum(map(sum, confusion)),
@@ -82,6 +108,65 @@ def evaluate(
             for index, (name, row) in enumerate(zip(description.classes, confusion, strict=True))
         ],
         "confusion": confusion,
-        **({"skipped_images": len(bad), "skipped": bad[:20]} if bad else {}),
-        "environment": describe_environment(trainer.strategy.root_device),
+        **_left_out(module),
+        "environment": environment,
     }
+    return Evaluated(figures, description)
+
+
+def _evaluate_segmenter(network: nn.Module, description: Description, how: _How) -> Evaluated:
+    settings = SegmentationData(
+        how.data or description.data,
+        how.path,
+        JointSettings(**_colours(description)),
+        workers=how.workers,
+        skip_bad_images=how.skip_bad_images,
+    )
+    classes = len(description.classes)
+    module = MaskData(settings, how.batch_size, classes=description.classes, track=how.track, split=how.split)
+    examination = SegmentationExamination(network, classes, description.ignore_index, how.pictures)
+    environment = _examine(examination, module, how)
+    found = examination.results()
+    confusion = found["confusion"].tolist()
+    figures = {
+        "model": description.model,
+        "data": settings.name,
+        "split": how.split,
+        "images": len(module.split(how.split)),
+        "pixels": sum(map(sum, confusion)),
+        "pixel_accuracy": float(found["pixel_accuracy"]),
+        "mean_iou": float(found["mean_iou"]),
+        "classes": [
+            {"name": name, "pixels": sum(row), "iou": iou}
+            for name, row, iou in zip(description.classes, confusion, found["class_iou"].tolist(), strict=True)
+        ],
+        "confusion": confusion,
+        **_left_out(module),
+        "environment": environment,
+    }
+    return Evaluated(figures, description, examination.samples)
+
+
+def _examine(examination: L.LightningModule, module: TrainingData, how: _How) -> dict[str, Any]:
+    module.split(how.split)  # what is wrong with the data is said before Lightning starts
+    quiet()
+    trainer = L.Trainer(
+        accelerator=how.accelerator,
+        devices=1,
+        precision=how.precision,  # type: ignore[arg-type]
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    trainer.test(examination, module, verbose=False)
+    return describe_environment(trainer.strategy.root_device)
+
+
+def _colours(description: Description) -> dict[str, Any]:
+    return {"mean": tuple(description.mean), "std": tuple(description.std)}
+
+
+def _left_out(module: TrainingData) -> dict[str, Any]:
+    bad = module.bad_images()
+    return {"skipped_images": len(bad), "skipped": bad[:20]} if bad else {}

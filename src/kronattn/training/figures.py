@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
+from kronattn.models.files import Description
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw_confusion", "draw_curves"]
+__all__ = ["draw_confusion", "draw_curves", "draw_pictures"]
 
+_COLUMNS = ("image", "truth", "prediction", "error")
 _TRAIN, _VAL = "#a0aec0", "#2b6cb0"
 
 
-def draw_curves(rows: Sequence[Mapping[str, float]], title: str = "") -> Figure:
-    """Loss, accuracy and learning rate against the epoch; ``rows`` are those of ``history.csv``.
+def draw_curves(
+    rows: Sequence[Mapping[str, float]], score: str = "top1", label: str = "top-1", title: str = ""
+) -> Figure:
+    """Loss, score and learning rate against the epoch; ``rows`` are those of ``history.csv``.
 
     Example:
         >>> rows = [{"epoch": e, "train/loss": 1 / e, "val/loss": 2 / e, "val/top1": 0.5, "lr": 0.1} for e in (1, 2)]
@@ -27,10 +35,10 @@ def draw_curves(rows: Sequence[Mapping[str, float]], title: str = "") -> Figure:
     loss, accuracy, rate = figure.subplots(1, 3)
     _line(loss, rows, "train/loss", _TRAIN, "training")
     _line(loss, rows, "val/loss", _VAL, "validation")
-    _line(accuracy, rows, "train/top1", _TRAIN, "training", 100)
-    _line(accuracy, rows, "val/top1", _VAL, "validation", 100)
+    _line(accuracy, rows, f"train/{score}", _TRAIN, "training", 100)
+    _line(accuracy, rows, f"val/{score}", _VAL, "validation", 100)
     _line(rate, rows, "lr", "#dd6b20", "learning rate")
-    for axis, name in ((loss, "loss"), (accuracy, "top-1, %"), (rate, "learning rate")):
+    for axis, name in ((loss, "loss"), (accuracy, f"{label}, %"), (rate, "learning rate")):
         axis.set(xlabel="epoch", ylabel=name)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
@@ -71,3 +79,44 @@ def _line(axis: Any, rows: Sequence[Mapping[str, float]], name: str, colour: str
     points = [(row["epoch"], row[name] * times) for row in rows if row.get(name) is not None]
     if points:
         axis.plot(*zip(*points, strict=True), color=colour, label=label, linewidth=1.8)
+
+
+def draw_pictures(
+    samples: Sequence[tuple[Tensor, Tensor, Tensor]], description: Description, columns: Sequence[str] = _COLUMNS
+) -> Figure:
+    """A row for each sample: the image, the truth, the prediction, and where they differ (red; grey: ignored).
+
+    Args:
+        samples: normalised image (3, H, W), true labels and predicted labels (H, W).
+        description: of the network, for its colours.
+
+    Example:
+        >>> labels = torch.zeros(4, 6, dtype=torch.int64)
+        >>> drawn = draw_pictures([(torch.zeros(3, 4, 6), labels, labels)], Description("m", palette=[[0, 0, 255]]))
+        >>> [axis.get_title() for axis in drawn.axes]
+        ['image', 'truth', 'prediction', 'error']
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2.9 * len(columns), 2.2 * len(samples) + 0.3), layout="constrained")
+    axes = figure.subplots(len(samples), len(columns), squeeze=False)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (description.mean, description.std))
+    for row, (image, truth, predicted) in zip(axes, samples, strict=True):
+        ignored = truth == description.ignore_index
+        error = torch.full((*truth.shape, 3), 255, dtype=torch.uint8)
+        error[truth != predicted] = torch.tensor([197, 48, 48], dtype=torch.uint8)
+        error[ignored] = 160
+        seen = (image * std + mean).clamp(0, 1).permute(1, 2, 0)
+        pictures = (seen, _painted(truth, description), _painted(predicted, description), error)
+        for axis, picture in zip(row, pictures, strict=True):
+            axis.imshow(picture.numpy(), interpolation="nearest")
+            axis.set_axis_off()
+    for axis, title in zip(axes[0], columns, strict=True):
+        axis.set_title(title, fontsize=10)
+    return figure
+
+
+def _painted(labels: Tensor, description: Description) -> Tensor:
+    colours = torch.zeros(256, 3, dtype=torch.uint8)
+    colours[: len(description.palette)] = torch.tensor(description.palette, dtype=torch.uint8)
+    return colours[labels.long()]

@@ -17,23 +17,29 @@ _WARMUP_START = 0.01
 
 
 def build_optimiser(network: nn.Module, settings: OptimiserSettings) -> Optimizer:
-    """The optimiser of a network's parameters, in one group that decays and one that does not."""
+    """The optimiser of a network's parameters, in groups: those that decay and those that do not, the head's apart
+    where it learns at a rate of its own."""
     spared = network.no_weight_decay() if hasattr(network, "no_weight_decay") else set()  # type: ignore[operator]
-    decayed: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
             decays = settings.decay_vectors or (parameter.dim() > 1 and name not in spared)
-            (decayed if decays else rest).append(parameter)
-    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": settings.weight_decay}]
-    if rest:
-        groups.append({"params": rest, "weight_decay": 0.0})
+            in_head = settings.head_factor != 1 and name.startswith("head.")
+            groups.setdefault((in_head, decays), []).append(parameter)
+    arguments: list[dict[str, Any]] = [
+        {
+            "params": parameters,
+            "lr": settings.lr * (settings.head_factor if in_head else 1),
+            "weight_decay": settings.weight_decay if decays else 0.0,
+        }
+        for (in_head, decays), parameters in sorted(groups.items(), key=lambda group: (group[0][0], not group[0][1]))
+    ]
     if settings.name == "adamw":
-        return AdamW(groups, lr=settings.lr)
-    return SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
+        return AdamW(arguments, lr=settings.lr)
+    return SGD(arguments, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
 
 
-def learning_rate_factor(settings: ScheduleSettings, epoch: float, epochs: int) -> float:
+def learning_rate_factor(settings: ScheduleSettings, epoch: float, epochs: float) -> float:
     """What the learning rate is multiplied with after so many epochs, which need not be whole.
 
     Example:
@@ -55,6 +61,6 @@ def learning_rate_factor(settings: ScheduleSettings, epoch: float, epochs: int) 
     return (1 - done) ** settings.power
 
 
-def build_schedule(optimiser: Optimizer, settings: ScheduleSettings, epochs: int, steps_per_epoch: int) -> LambdaLR:
-    """The schedule, to be advanced after every step."""
+def build_schedule(optimiser: Optimizer, settings: ScheduleSettings, epochs: float, steps_per_epoch: int) -> LambdaLR:
+    """The schedule, to be advanced after every step; a run of iterations need not end with an epoch."""
     return LambdaLR(optimiser, lambda step: learning_rate_factor(settings, step / steps_per_epoch, epochs))

@@ -15,14 +15,19 @@ from typing import Any, Literal, get_type_hints
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
+from kronattn.data.joint import JointSettings
 from kronattn.data.transforms import ImageSettings
 
 __all__ = [
+    "RECIPES",
+    "ClassificationRecipe",
     "DataSettings",
     "ModelSettings",
     "OptimiserSettings",
     "Recipe",
     "ScheduleSettings",
+    "SegmentationData",
+    "SegmentationRecipe",
     "load_recipe",
     "recipe_path",
     "recipe_yaml",
@@ -79,6 +84,7 @@ class OptimiserSettings:
         nesterov: SGD's variant of it.
         weight_decay: of every weight or, without ``decay_vectors``, of matrices and kernels alone.
         decay_vectors: whether norms' parameters and biases decay, too.
+        head_factor: what the learning rate of a segmenter's head is multiplied with.
         clip: the largest norm of the gradient; none by default.
     """
 
@@ -88,6 +94,7 @@ class OptimiserSettings:
     nesterov: bool = False
     weight_decay: float = 4e-5
     decay_vectors: bool = True
+    head_factor: float = 1.0
     clip: float | None = None
 
 
@@ -109,8 +116,29 @@ class ScheduleSettings:
 
 
 @dataclass
+class SegmentationData:
+    """Which images with masks, and how they reach the network.
+
+    Args:
+        name: one of ``kronattn.data.segmentation.DATASETS``.
+        path: where they lie: a folder, a tar archive, a pattern.
+        images: how image and mask are prepared; the ignored label is the dataset's.
+        in_memory: decode once and keep; "auto": where they take up to 8 GB.
+        workers: processes that transform and, where images are not kept in memory, decode.
+        skip_bad_images: count and leave out pairs that cannot be read, instead of stopping.
+    """
+
+    name: str = "folder"
+    path: str | None = None
+    images: JointSettings = field(default_factory=JointSettings)
+    in_memory: Literal["auto", "yes", "no"] = "auto"
+    workers: int = 8
+    skip_bad_images: bool = False
+
+
+@dataclass
 class Recipe:
-    """How a network is trained.
+    """How a network is trained, whatever it learns.
 
     Args:
         task: what it learns.
@@ -119,6 +147,7 @@ class Recipe:
         optimiser: how weights move.
         schedule: how the learning rate changes.
         epochs: passes over the data.
+        iterations: steps, instead of epochs.
         batch_size: images in a step, over all devices together.
         label_smoothing: share of the target that is spread over all classes.
         ema: decay of the weights' moving average, which is what is evaluated and kept; none by default.
@@ -126,6 +155,7 @@ class Recipe:
         channels_last: keep channels side by side in memory.
         compile: through torch.compile.
         sync_batch_norm: statistics over all devices' batches.
+        validate_every: epochs between validations, each followed by a checkpoint.
         seed: of weights, order and augmentation.
         accelerator: Lightning's: "auto", "cpu", "gpu".
         devices: processes, one for each device.
@@ -133,12 +163,13 @@ class Recipe:
         output: the run's folder; ``runs/<recipe>-<model>-seed<n>`` by default.
     """
 
-    task: Literal["classification"] = "classification"
+    task: str = "classification"
     model: ModelSettings = field(default_factory=ModelSettings)
-    data: DataSettings = field(default_factory=DataSettings)
+    data: DataSettings | SegmentationData = field(default_factory=DataSettings)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     epochs: int = 100
+    iterations: int | None = None
     batch_size: int = 256
     label_smoothing: float = 0.0
     ema: float | None = None
@@ -146,6 +177,7 @@ class Recipe:
     channels_last: bool = False
     compile: bool = False
     sync_batch_norm: bool = True
+    validate_every: int = 1
     seed: int = 0
     accelerator: str = "auto"
     devices: int = 1
@@ -153,15 +185,36 @@ class Recipe:
     output: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "devices", "nodes"):
+        for name in ("epochs", "batch_size", "devices", "nodes", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.batch_size % (self.devices * self.nodes):
-            raise ValueError(
-                f"batch_size {self.batch_size} must be a multiple of the {self.devices * self.nodes} devices"
-            )
+        if self.iterations is not None and self.iterations < 1:
+            raise ValueError(f"iterations must be at least 1, not {self.iterations}")
+        processes = self.devices * self.nodes
+        if self.batch_size % processes:
+            raise ValueError(f"batch_size {self.batch_size} must be a multiple of the {processes} devices")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema must lie between 0 and 1, not {self.ema}")
+
+
+@dataclass
+class ClassificationRecipe(Recipe):
+    """How a network learns to name images."""
+
+    data: DataSettings = field(default_factory=DataSettings)
+
+
+@dataclass
+class SegmentationRecipe(Recipe):
+    """How a network learns to label pixels."""
+
+    task: str = "segmentation"
+    model: ModelSettings = field(default_factory=lambda: ModelSettings("deeplabv2_kao_kv"))
+    data: SegmentationData = field(default_factory=SegmentationData)
+
+
+# What a recipe's ``task`` may be, and the settings that follow from it.
+RECIPES: dict[str, type[Recipe]] = {"classification": ClassificationRecipe, "segmentation": SegmentationRecipe}
 
 
 def load_recipe(path: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
@@ -180,21 +233,21 @@ def load_recipe(path: str | Path | None, overrides: Sequence[str] = ()) -> Recip
         ...
         ValueError: unknown key 'optimiser.learning_rat': known here are name, lr, momentum, nesterov, weight_decay, ...
     """
-    arguments = []
-    if path is not None:
-        arguments.append("--config=" + yaml.safe_dump(_read_recipe(recipe_path(path))))
-    for override in overrides:
-        key, equals, _ = override.partition("=")
-        if not equals:
-            raise ValueError(f"expected key=value, got {override!r}")
-        _check_path(key.removeprefix("--").split("."), Recipe)
-        arguments.append("--" + override.removeprefix("--"))
-    parser = _parser()
+    changes = dict(_split(override) for override in overrides)
+    written = {} if path is None else _read_recipe(recipe_path(path))
+    kind = _kind(changes.get("task", written.get("task", "classification")))
+    _check_keys(written, kind, where=f"{path}: ")
+    for key in changes:
+        _check_path(key.split("."), kind)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    parser.add_class_arguments(kind)
+    arguments = [f"--config={yaml.safe_dump(written)}"] if written else []
     try:
-        found = parser.instantiate(parser.parse_args(arguments))
+        found = parser.instantiate(parser.parse_args([*arguments, *(f"--{k}={v}" for k, v in changes.items())]))
     except ArgumentError as error:
         raise ValueError(" ".join(str(error).replace("Parser key", "the recipe's").split())) from None
-    return Recipe(**{entry.name: found[entry.name] for entry in fields(Recipe)})
+    return kind(**{entry.name: found[entry.name] for entry in fields(kind)})
 
 
 def recipe_path(name: str | Path) -> Path:
@@ -229,18 +282,23 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--config", action="config")
-    parser.add_class_arguments(Recipe)
-    return parser
+def _split(override: str) -> tuple[str, str]:
+    key, equals, value = override.removeprefix("--").partition("=")
+    if not equals:
+        raise ValueError(f"expected key=value, got {override!r}")
+    return key, value
+
+
+def _kind(task: str) -> type[Recipe]:
+    if task not in RECIPES:
+        raise ValueError(f"task must be {' or '.join(RECIPES)}, not {task!r}")
+    return RECIPES[task]
 
 
 def _read_recipe(path: Path) -> dict[str, Any]:
     """A recipe's keys and values, on top of those of the recipe that it ``extends``."""
     found = _read_yaml(path)
     base = found.pop("extends", None)
-    _check_keys(found, where=f"{path}: ")
     return found if base is None else _merged(_read_recipe(path.parent / base), found)
 
 
@@ -264,12 +322,12 @@ def _merged(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _check_keys(found: Mapping[str, Any], where: str, above: tuple[str, ...] = ()) -> None:
+def _check_keys(found: Mapping[str, Any], kind: type[Recipe], where: str, above: tuple[str, ...] = ()) -> None:
     for key, value in found.items():
         path = (*above, str(key))
-        settings = _check_path(path, Recipe, where)
+        settings = _check_path(path, kind, where)
         if isinstance(value, Mapping):
-            _check_keys(value, where, path)
+            _check_keys(value, kind, where, path)
         elif is_dataclass(settings):
             raise ValueError(f"{where}{'.'.join(path)} holds settings: expected keys and values, not {value!r}")
 

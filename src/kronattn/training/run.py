@@ -24,14 +24,17 @@ from kronattn.nn import synchronise_coefficient_norms
 from kronattn.training.callbacks import History, MovingAverage, Speed, StopWhenDiverging
 from kronattn.training.card import model_card
 from kronattn.training.checkpoints import WholeCheckpoints, check_resumable
-from kronattn.training.classifier import Classifier
-from kronattn.training.data import ImageData, Track
+from kronattn.training.data import Track, TrainingData
 from kronattn.training.figures import draw_curves
+from kronattn.training.learner import Learner
 from kronattn.training.recipe import Recipe, recipe_yaml
+from kronattn.training.tasks import TASKS
 
 __all__ = ["quiet", "read_result", "run_folder", "train"]
 
 CONFIG, HISTORY, RESULT, CURVES = "config.yaml", "history.csv", "result.json", "curves.png"
+# Where networks keep what depends on the number of classes: ours, timm's, the segmenters'.
+_CLASSIFIERS = ("classifier.", "fc.", "head.")
 WEIGHTS, CARD, LAST, BEST = "weights.safetensors", "README.md", "last.ckpt", "best.ckpt"
 
 
@@ -56,7 +59,7 @@ def train(
     progress: bool = False,
     track: Track = lambda items, description: items,
     callbacks: Sequence[Callback] = (),
-    images: type[ImageData] = ImageData,
+    data_module: type[TrainingData] | None = None,
 ) -> dict[str, Any]:
     """Train a network after a recipe.
 
@@ -68,7 +71,7 @@ def train(
         progress: show a progress bar.
         track: wraps the decoding of images, in a progress bar for instance.
         callbacks: further ones.
-        images: another way of preparing the data.
+        data_module: another way of preparing the data than the task's.
 
     Returns:
         The run's figures, which also go into ``result.json``.
@@ -79,28 +82,32 @@ def train(
         return result
     quiet()
     L.seed_everything(recipe.seed, workers=True, verbose=False)
-    data = images(
+    task = TASKS[recipe.task]
+    data = (data_module or task.data)(
         recipe.data,
         recipe.batch_size // (recipe.devices * recipe.nodes),
         seed=recipe.seed,
         channels_last=recipe.channels_last,
         track=track,
     )
-    description = _describe(recipe, data.split("train").classes)
+    description = task.describe(recipe, data)
     network = _build_network(recipe, description)
-    module = Classifier(network, recipe, description)
+    module = task.module(network, recipe, description)
     history = History(lambda rows: write_atomically(folder / HISTORY, _csv(rows)))
     speed = Speed()
-    trainer = _trainer(recipe, folder, [history, speed, *callbacks], progress)
+    trainer = _trainer(recipe, folder, f"val/{task.score}", [history, speed, *callbacks], progress)
     if trainer.world_size > 1 and recipe.sync_batch_norm:
         synchronise_coefficient_norms(network)
     if recipe.compile:
         network.compile(dynamic=False)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
-    if not trainer.is_global_zero:
-        return {}
     if trainer.interrupted:
         raise KeyboardInterrupt
+    if f"val/{task.score}" not in history.rows[-1]:
+        # The last step was not the end of an epoch that is validated.
+        history.rows[-1] |= trainer.validate(module, data, verbose=False)[0]
+    if not trainer.is_global_zero:
+        return {}
     return _finish(recipe, folder, module, history.rows, speed.results() | _skipped(data), command)
 
 
@@ -116,21 +123,6 @@ def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
     return last if last.exists() else None
 
 
-def _describe(recipe: Recipe, classes: Sequence[str]) -> Description:
-    images = recipe.data.images
-    return Description(
-        model=recipe.model.name,
-        options={**recipe.model.options, "num_classes": len(classes)},
-        classes=list(classes),
-        mean=list(images.mean),
-        std=list(images.std),
-        resize=images.evaluated_resize,
-        size=images.evaluated_size,
-        task=recipe.task,
-        data=recipe.data.name,
-    )
-
-
 def _build_network(recipe: Recipe, description: Description) -> nn.Module:
     network = build_model(description.model, description.options)
     if recipe.model.weights is not None:
@@ -143,12 +135,12 @@ def _start_from(network: nn.Module, path: Path) -> None:
     state, _ = read_weights(path)
     own = network.state_dict()
     misfits = [name for name in own if name not in state or state[name].shape != own[name].shape]
-    if any(not name.startswith(("classifier.", "fc.", "head.fc.")) for name in misfits):
+    if any(not name.startswith(_CLASSIFIERS) for name in misfits):
         raise ValueError(f"{path} does not fit the network: {misfits[0]} is missing or of another shape")
     network.load_state_dict({name: state[name] for name in own if name not in misfits}, strict=False)
 
 
-def _trainer(recipe: Recipe, folder: Path, callbacks: list[Callback], progress: bool) -> L.Trainer:
+def _trainer(recipe: Recipe, folder: Path, score: str, callbacks: list[Callback], progress: bool) -> L.Trainer:
     several = recipe.devices * recipe.nodes > 1
     watching: list[Callback] = [StopWhenDiverging(), LearningRateMonitor("step")]
     if recipe.ema is not None:
@@ -157,7 +149,7 @@ def _trainer(recipe: Recipe, folder: Path, callbacks: list[Callback], progress: 
         watching.append(RichProgressBar(refresh_rate=5))
     # Lightning's own save_last follows the best alone.
     keeping = {"save_on_train_epoch_end": True, "enable_version_counter": False}
-    best = ModelCheckpoint(folder, Path(BEST).stem, monitor="val/top1", mode="max", **keeping)  # type: ignore[arg-type]
+    best = ModelCheckpoint(folder, Path(BEST).stem, monitor=score, mode="max", **keeping)  # type: ignore[arg-type]
     last = ModelCheckpoint(folder, Path(LAST).stem, **keeping)  # type: ignore[arg-type]
     return L.Trainer(
         accelerator=recipe.accelerator,
@@ -165,7 +157,9 @@ def _trainer(recipe: Recipe, folder: Path, callbacks: list[Callback], progress: 
         num_nodes=recipe.nodes,
         strategy="ddp" if several else "auto",
         precision=recipe.precision,
-        max_epochs=recipe.epochs,
+        max_epochs=-1 if recipe.iterations else recipe.epochs,
+        max_steps=recipe.iterations or -1,
+        check_val_every_n_epoch=recipe.validate_every,
         gradient_clip_val=recipe.optimiser.clip,
         callbacks=[*watching, *callbacks, best, last],
         logger=TensorBoardLogger(folder, name="", version=""),
@@ -173,7 +167,6 @@ def _trainer(recipe: Recipe, folder: Path, callbacks: list[Callback], progress: 
         # On the CPU PyTorch has no synchronised form of the ordinary norms; the coefficients' have one of their own.
         sync_batchnorm=several and recipe.sync_batch_norm and torch.cuda.is_available() and recipe.accelerator != "cpu",
         use_distributed_sampler=False,
-        reload_dataloaders_every_n_epochs=1,
         num_sanity_val_steps=0,
         benchmark=True,
         enable_progress_bar=progress,
@@ -182,39 +175,39 @@ def _trainer(recipe: Recipe, folder: Path, callbacks: list[Callback], progress: 
 
 
 def _finish(
-    recipe: Recipe, folder: Path, module: Classifier, rows: list[dict[str, float]], extra: dict[str, Any], command: str
+    recipe: Recipe, folder: Path, module: Learner, rows: list[dict[str, float]], extra: dict[str, Any], command: str
 ) -> dict[str, Any]:
     """Write what a finished run leaves: weights, model card, curves and figures, these last."""
-    network = module.network
+    network, task, description = module.network, TASKS[recipe.task], module.description
     network.to("cpu")
     device = module.trainer.strategy.root_device
-    size = recipe.data.images.evaluated_size
+    counted = build_model(recipe.model.name, description.options).eval()
     result: dict[str, Any] = {
         "task": recipe.task,
         "data": recipe.data.name,
         "model": recipe.model.name,
         "seed": recipe.seed,
-        "epochs": recipe.epochs,
+        "epochs": len(rows),
         **{name.removeprefix("val/"): rows[-1][name] for name in rows[-1] if name.startswith("val/")},
-        "best_top1": max(row["val/top1"] for row in rows),
+        f"best_{task.score}": max(row[f"val/{task.score}"] for row in rows if f"val/{task.score}" in row),
         "train_loss": rows[-1]["train/loss"],
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "madd": count_madd(
-            build_model(recipe.model.name, module.description.options).eval(), torch.zeros(1, 3, size, size)
-        ),
-        "size": size,
+        "madd": count_madd(counted, torch.zeros(1, 3, description.size, description.size)),
+        "size": description.size,
         **extra,
         "environment": describe_environment(device),
     }
-    save_model(folder / WEIGHTS, network, module.description)
-    write_atomically(folder / CARD, model_card(module.description, recipe, result, command))
-    figure = draw_curves(rows, title=f"{recipe.model.name} on {recipe.data.name}, seed {recipe.seed}")
+    save_model(folder / WEIGHTS, network, description)
+    write_atomically(folder / CARD, model_card(description, recipe, result, command))
+    figure = draw_curves(
+        rows, task.score, task.label, title=f"{recipe.model.name} on {recipe.data.name}, seed {recipe.seed}"
+    )
     figure.savefig(folder / CURVES, dpi=150)
     write_atomically(folder / RESULT, json.dumps(result, indent=2) + "\n")
     return result
 
 
-def _skipped(data: ImageData) -> dict[str, Any]:
+def _skipped(data: TrainingData) -> dict[str, Any]:
     bad = data.bad_images()
     return {"skipped_images": len(bad), "skipped": bad[:20]} if bad else {}
 

@@ -35,7 +35,7 @@ PRINTED = {
 def read_results(path: str | Path) -> dict[str, Accuracy]:
     """Read what training runs found: the mean over the runs of each network.
 
-    The file is one JSON object whose ``rows`` hold ``model``, ``pixel_accuracy`` and ``mean_iou`` (from 0 to 1), one
+    The file is one JSON object whose ``runs`` hold ``model``, ``pixel_accuracy`` and ``mean_iou`` (from 0 to 1), one
     for each run.
 
     Example:
@@ -48,7 +48,7 @@ def read_results(path: str | Path) -> dict[str, Accuracy]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
-        rows = json.loads(path.read_text())["rows"]
+        rows = json.loads(path.read_text())["runs"]
         runs: dict[str, list[tuple[float, float]]] = {}
         for row in rows:
             found = float(row["pixel_accuracy"]), float(row["mean_iou"])

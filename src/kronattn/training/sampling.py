@@ -1,0 +1,69 @@
+"""The order of samples and the draws for each, as functions of seed, epoch and sample alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, DistributedSampler
+
+__all__ = ["EpochSampler", "WithDraws", "mixed"]
+
+
+def mixed(*numbers: int) -> int:
+    """One seed from several numbers.
+
+    >>> mixed(0, 1) == mixed(1, 0)
+    False
+    """
+    seed = 0
+    for number in numbers:
+        seed = (seed * 1_000_003 + number + 1) % (1 << 63)
+    return seed
+
+
+class EpochSampler(DistributedSampler):
+    """A shuffled epoch, shared out among processes; the order follows from the seed and the epoch.
+
+    Args:
+        dataset: anything with a length.
+        processes: how many share it.
+        rank: which of them this is.
+        seed: the run's.
+        epoch: tells the epoch when an epoch's iteration begins. Lightning's ``set_epoch`` comes too late for the
+            epoch that a run is resumed with: workers have begun to fetch by then.
+        with_draws: hand out ``(seed, index)`` with a seed for each sample, for :class:`WithDraws`.
+    """
+
+    def __init__(
+        self, dataset: Dataset, processes: int, rank: int, *, seed: int, epoch: Callable[[], int], with_draws: bool
+    ) -> None:
+        super().__init__(dataset, processes, rank, shuffle=True, seed=seed, drop_last=True)
+        self.epoch_now = epoch
+        self.with_draws = with_draws
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self.epoch_now()
+        self.set_epoch(epoch)
+        if not self.with_draws:
+            return super().__iter__()
+        return ((mixed(self.seed, epoch, index), index) for index in super().__iter__())
+
+
+class WithDraws(Dataset):
+    """A dataset whose random transforms draw from a generator that is seeded for each sample.
+
+    So a sample does not depend on which worker process makes it, or on how many there are.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, drawn: tuple[int, int]) -> Any:
+        seed, index = drawn
+        torch.manual_seed(seed)
+        return self.dataset[index]
