@@ -3,6 +3,7 @@
 from kronattn.nn.attention import DenseAttention, KroneckerAttention
 from kronattn.nn.blocks import AttnModule, AttnSkipModule, BaseModule, BaseSkipModule, ConvNormAct
 from kronattn.nn.coefficient_norm import synchronise_coefficient_norms
+from kronattn.nn.recording import record_coefficients
 
 __all__ = [
     "AttnModule",
@@ -12,5 +13,6 @@ __all__ = [
     "ConvNormAct",
     "DenseAttention",
     "KroneckerAttention",
+    "record_coefficients",
     "synchronise_coefficient_norms",
 ]
