@@ -14,7 +14,7 @@ from torch import nn
 from kronattn.models.registry import MODELS, create_model
 from kronattn.models.weights import load_weights
 
-__all__ = ["Description", "load_model", "save_model"]
+__all__ = ["DESCRIPTION_KEY", "Description", "load_model", "save_model"]
 
 DESCRIPTION_KEY = "kronattn"
 

@@ -1,0 +1,1 @@
+"""What a trained network says about image files."""
