@@ -39,8 +39,9 @@ def test_tables_are_those_of_the_results():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_has_help(page, capsys):
-    plain_blocks = "\n".join(re.findall(r"^```\n(.*?)^```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE))
-    for command in re.findall(r"^kronattn ([a-z]+)", plain_blocks, re.MULTILINE):
+    blocks = re.findall(r"^```([^\n]*)\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    plain = "\n".join(block for language, block in blocks if not language)
+    for command in re.findall(r"^kronattn ([a-z]+)", plain, re.MULTILINE):
         assert main([command, "--help"]) == 0
         assert "Example" in capsys.readouterr().out
 
