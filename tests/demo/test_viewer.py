@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -33,6 +35,16 @@ def test_views(viewer, tmp_path):
             assert "row 0" in text
             pictures.add(view.tobytes())
     assert len(pictures) == 6
+
+
+def test_two_visitors_at_once(viewer, tmp_path):
+    paths = [str(photo(tmp_path / f"{at}.png", seed=at)) for at in range(4)]
+    alone = [viewer.look(path) for path in paths]
+    with ThreadPoolExecutor(4) as visitors:
+        together = list(visitors.map(viewer.look, paths))
+    for one, other in zip(alone, together, strict=True):
+        assert [call.name for call in one.comparisons] == [call.name for call in other.comparisons]
+        assert one.shares == other.shares
 
 
 def test_the_margins_hold_the_weights(viewer, tmp_path):

@@ -82,7 +82,7 @@ def build_page(viewer: Viewer, examples: Sequence[Path]) -> gr.Blocks:
                 message = " ".join(str(error).replace(path, "the file").split())
                 gr.Warning(message)
                 return None, _CENTRE, None, None, message
-            return found, _CENTRE, found.shares, *draw(found, number, operator, _CENTRE)
+            return found, _CENTRE, found.shares or None, *draw(found, number, operator, _CENTRE)
 
         def click(found: Seen | None, number: float, operator: str, event: gr.SelectData) -> tuple[Any, ...]:
             if found is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,12 +39,14 @@ class Seen:
 
 
 class Viewer:
-    """A trained classifier whose attention can be looked at; all methods are free of state."""
+    """A trained network whose attention can be looked at."""
 
     def __init__(self, model: nn.Module, description: Description) -> None:
         self.model = model.eval()
         self.description = description
         self.layers = [name for name, layer in model.named_modules() if isinstance(layer, GridAttention)]
+        # What records listens to the one model: two visitors at once would hear each other.
+        self._one_at_a_time = threading.Lock()
         if not self.layers:
             raise ValueError(f"{description.model} has no attention layer: there is nothing to look at")
 
@@ -58,7 +61,7 @@ class Viewer:
         image = read_image(path)
         if max(image.size) > MAX_SIDE:
             raise BadImage(f"the image is {image.width}×{image.height}: at most {MAX_SIDE} on a side, please")
-        with torch.inference_mode():
+        with self._one_at_a_time, torch.inference_mode():
             whole = prepare_image(image, self.description, cut="whole")[None]
             comparisons = compare_operators(self.model, whole)
             shares = {}
