@@ -46,8 +46,10 @@ def test_coefficients_applied_to_values_are_the_output(kind, options, training):
     state = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     with record_coefficients(layer) as recorded:
         output = layer(x)
+    after = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     layer.load_state_dict(state)
     assert torch.equal(layer(x), output)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in layer.state_dict().items())
 
     (call,) = recorded
     assert call.mode == ("regular" if kind == "pooled" else kind)
@@ -141,6 +143,13 @@ def test_gradients_flow_and_hooks_go():
     assert x.grad is not None
     assert not recorded[0].coefficients.requires_grad
     assert not any(child._forward_hooks for child in module.modules())
+
+
+def test_nobody_listens_to_the_norm():
+    """A backend that computes a whole layer at once would step aside for it, and round differently."""
+    layer = KroneckerAttention(4)
+    with record_coefficients(layer):
+        assert not layer.norm._forward_hooks
 
 
 def test_later_changes_in_place_do_not_show():

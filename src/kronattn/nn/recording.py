@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from kronattn.nn.attention import DenseAttention, GridAttention, KroneckerAttention
+from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.nn.recorded import RecordedAttention, wide
 from kronattn.ops.attention import pool_grid
 from kronattn.ops.autocast import without_autocast
+from kronattn.ops.coefficients import coefficient_moments
 from kronattn.ops.grid import wide_averages
 
 __all__ = ["Recording", "record_coefficients"]
@@ -84,14 +86,18 @@ def record_coefficients(model: nn.Module) -> Iterator[Recording]:
         for name, layer in model.named_modules():
             if isinstance(layer, GridAttention):
                 recorder = _Recorder(name or type(layer).__name__, recording)
-                if layer.norm is not None:
+                if layer.norm is not None and layer.norm._shares_statistics():
                     hooks.callback(layer.norm.register_forward_hook(recorder.keep_norm).remove)
                 hooks.callback(layer.register_forward_hook(recorder.record, with_kwargs=True).remove)
         yield recording
 
 
 class _Recorder:
-    """Listens to one layer: first to its norm, whose batch statistics are those of the call, then to the layer."""
+    """Listens to one layer and, where statistics are shared among processes, to its norm: they are known nowhere else.
+
+    Otherwise the norm is left alone: a backend that computes a whole layer at once steps aside for a norm that
+    somebody listens to, and would round differently.
+    """
 
     def __init__(self, name: str, recording: Recording) -> None:
         self.name = name
@@ -128,10 +134,26 @@ class _Recorder:
         queries = _mapped(query, layer.query_map).unflatten(1, heads)
         keys = _mapped(key, layer.key_map).unflatten(1, heads) * layer.scale
         values, bias = _mapped(value, layer.value_map), None
-        if self.norm is not None:
-            scale, bias = self.norm
+        if layer.norm is not None:
+            scale, bias = _scale_and_bias(layer.norm, queries, keys) if self.norm is None else self.norm
             keys = keys * scale
         return RecordedAttention(self.name, mode, grid, key_grid, queries, keys, bias, values)
+
+
+def _scale_and_bias(norm: CoefficientNorm, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What the norm multiplies the keys by and adds to their coefficients; its running statistics stay as they are."""
+    if not (norm.uses_batch_statistics and len(queries)):
+        return norm.forward(queries, keys)
+    moments = coefficient_moments(queries, keys, per_key=norm.num_keys is not None)
+    scale = torch.rsqrt(moments.squares.flatten() / moments.members + norm.bn.eps)
+    if norm.bn.weight is not None:
+        scale = scale * norm.bn.weight
+    if norm.num_keys is None:
+        return scale.view(-1, 1, 1), None
+    bias = -moments.mean.flatten() * scale
+    if norm.bn.bias is not None:
+        bias = bias + norm.bn.bias
+    return scale.view(norm.num_heads, 1, -1), bias.view(norm.num_heads, -1)
 
 
 def _mapped(columns: Tensor, linear: nn.Linear | None) -> Tensor:
