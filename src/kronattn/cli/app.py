@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from kronattn.cli import bench, demo, explain, export, predict, report, tables, theorem
+from kronattn.cli import bench, compare, demo, evaluate, explain, export, predict, report, tables, theorem, train
 from kronattn.version import __version__
 
 # ClickException: typer brings its own copy of click from 0.26 on, and re-exports only its leaves.
@@ -16,7 +16,7 @@ _UsageError: Any = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="kronattn",
-    help="Kronecker attention: the paper's tables and theorem recomputed, benchmarks, and networks.",
+    help="Kronecker attention: the paper's tables and theorem recomputed, benchmarks, networks and their training.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -35,6 +35,9 @@ def _options(
 ) -> None: ...
 
 
+app.command("train", context_settings=train.CONTEXT)(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("compare", context_settings=train.CONTEXT)(compare.compare)
 app.command("theorem")(theorem.theorem)
 app.command("report")(report.report)
 app.command("predict")(predict.predict)
@@ -53,9 +56,31 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(error.format_message(), error.exit_code)
     except typer.Abort:
         return _fail("interrupted", 130)
-    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except ModuleNotFoundError as error:
+        return _fail(_naming_the_extra(error), 2)
+    except (ValueError, TypeError, OSError) as error:
         return _fail(str(error), 2)
+    except RuntimeError as error:
+        if not getattr(error, "one_line", False):
+            raise
+        return _fail(str(error), 1)
     return code if isinstance(code, int) else 0
+
+
+# Which extra brings a package that a sub-command may find missing.
+_EXTRAS = {
+    "train": ("jsonargparse", "lightning", "scipy", "sklearn", "tensorboard", "torchmetrics", "yaml"),
+    "vision": ("PIL", "safetensors", "torchvision"),
+}
+
+
+def _naming_the_extra(error: ModuleNotFoundError) -> str:
+    extra = next((extra for extra, packages in _EXTRAS.items() if error.name in packages), None)
+    if extra is None or "pip install" in str(error):
+        return str(error)
+    return f"this needs {error.name}: pip install 'kronattn[{extra}]'"
 
 
 def _fail(message: str, code: int) -> int:

@@ -17,8 +17,9 @@ from kronattn.cli.output import (
     write_atomically,
     write_figure,
 )
+from kronattn.cli.train import CONTEXT, overrides_of
 
-__all__ = ["app", "export", "networks", "operators"]
+__all__ = ["app", "export", "loader", "networks", "operators"]
 
 app = typer.Typer(no_args_is_help=True, help="Speed against peers, as ratios within one run.")
 
@@ -131,6 +132,36 @@ def operators(
         return
     console.print(to_rich(cost_table(costs), width=console.width))
     console.print(", ".join(f"{name} {value}" for name, value in found["environment"].items()), style="dim")
+
+
+@app.command(context_settings=CONTEXT)
+def loader(
+    context: typer.Context,
+    config: str = typer.Option(..., help="The recipe: a YAML file, or the name of ours."),
+    data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
+    epochs: int = typer.Option(4, min=2, help="Epochs of each kind; the first is left out."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of a line."),
+    output: Path | None = typer.Option(None, help="Write the JSON object into this file too."),
+) -> None:
+    """Whether data holds training back: images a second with a recipe's data, and with one batch again and again.
+
+    Example: kronattn bench loader --config digits
+    """
+    from kronattn.bench.loader import bench_loader
+    from kronattn.training.recipe import load_recipe
+
+    if output is not None:
+        check_writable(output)
+    recipe = load_recipe(config, [*overrides_of(context.args), *([f"data.path={data}"] if data else [])])
+    found = bench_loader(recipe, epochs=epochs, track=progress)
+    if output is not None:
+        write_atomically(output, json_module.dumps(found, indent=2) + "\n")
+    if json:
+        print_json(found)
+        return
+    speed = f"{found['images_per_second']:,.0f} images a second"
+    share = f"{100 * found['kept']:.1f}% of the {found['without_data']:,.0f} without data"
+    console.print(f"{found['model']} on {found['data']} at {found['size']} px: {speed}, {share}", highlight=False)
 
 
 @app.command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import track
+
+from kronattn.atomic import write_atomically
 
 __all__ = [
     "check_figure",
@@ -69,21 +70,3 @@ def write_figure(path: Path, figure: Any) -> None:
     from kronattn.tables.rendering import figure_bytes
 
     write_atomically(path, figure_bytes(figure, path.suffix.lower()[1:]))
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file by way of a temporary one, so that a reader never sees half of it."""
-    data = content.encode() if isinstance(content, str) else content
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as temporary:
-        try:
-            temporary.write(data)
-            temporary.flush()
-            os.fsync(temporary.fileno())
-            os.replace(temporary.name, path)
-        except BaseException:
-            Path(temporary.name).unlink(missing_ok=True)
-            raise
-    # NamedTemporaryFile makes files that only their owner can read; a report is for everybody.
-    umask = os.umask(0)
-    os.umask(umask)
-    path.chmod(0o666 & ~umask)

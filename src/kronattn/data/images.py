@@ -20,6 +20,10 @@ MAX_PIXELS = 89_478_485
 class BadImage(ValueError):
     """A file that is no image, or a broken or dangerous one. The message is one line and names the file."""
 
+    def __init__(self, message: str) -> None:
+        # A loader's worker process hands over its error inside a traceback, of which that line is the last.
+        super().__init__(message.strip().splitlines()[-1].removeprefix(f"{__name__}.BadImage: "))
+
 
 def is_image_name(name: str) -> bool:
     """Whether a file's name ends like an image's, in any case; hidden files are not images.

@@ -31,7 +31,7 @@ class Seen(Protocol):
 
 
 def prepare_image(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Tensor:
-    """An RGB image as (3, height, width), float32, normalised.
+    """An RGB image as (3, height, width), float32, normalised; (1, height, width) where the network sees grey.
 
     Args:
         image: of any size.
@@ -50,7 +50,8 @@ def prepare_image(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Ten
     require_torchvision("reading images")
     from torchvision.transforms.v2 import functional
 
-    pixels = functional.pil_to_tensor(image)
+    # A network of grey images has one mean.
+    pixels = functional.pil_to_tensor(image if len(seen.mean) == 3 else image.convert("L"))
     if cut == "shape":
         factor = seen.size / min(image.height, image.width)
         # A strip of an image would become a very long one: four times as long as wide is enough.

@@ -1,22 +1,37 @@
-"""Trained networks as files: weights together with what it takes to use them."""
+"""Trained networks as files: weights together with what it takes to use them.
+
+A network's file is a safetensors file whose metadata holds a :class:`Description` as JSON. The checkpoints of a
+training run hold the same description, so that either serves wherever a trained network is asked for.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from kronattn.models.registry import MODELS, create_model
-from kronattn.models.weights import load_weights
+from kronattn.atomic import replacing
+from kronattn.models.registry import MODELS, create_model, packaged_weights
+from kronattn.models.weights import load_weights, unpack
 
-__all__ = ["DESCRIPTION_KEY", "Description", "load_model", "save_model"]
+__all__ = [
+    "CHECKPOINT_SUFFIXES",
+    "DESCRIPTION_KEY",
+    "Description",
+    "build_model",
+    "load_model",
+    "read_weights",
+    "save_model",
+]
 
 DESCRIPTION_KEY = "kronattn"
+CHECKPOINT_SUFFIXES = (".safetensors", ".ckpt")
+# In a checkpoint the network is a part of what was trained.
+_NETWORK = "network."
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,7 @@ class Description:
 
     ``model`` and ``options`` are :func:`kronattn.create_model`'s; an image is scaled to ``resize`` × ``resize``, its
     centre of ``size`` × ``size`` taken, and normalised with ``mean`` and ``std`` (of values from 0 to 1).
+    ``data`` is the kind of dataset that it was trained on.
 
     Example:
         >>> Description("kanet_kv", {"num_classes": 2}, ["cat", "dog"]).size
@@ -39,33 +55,105 @@ class Description:
     resize: int = 256
     size: int = 224
     task: str = "classification"
+    data: str = "folder"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Description:
+        """Read what :meth:`to_dict` gave; what a later version may have added is passed over."""
+        known = {entry.name for entry in fields(cls)}
+        return cls(**{name: value for name, value in found.items() if name in known})
 
 
-def save_model(path: str | Path, model: nn.Module, description: Description) -> None:
-    """Write a network's weights and description into a safetensors file, whole or not at all."""
+def save_model(path: str | Path, model: nn.Module, description: Description, *, half: bool = False) -> None:
+    """Write a network's weights and description into a safetensors file, whole or not at all.
+
+    Args:
+        path: ends in ``.safetensors``.
+        half: matrices and kernels in float16; vectors (norms, biases) stay as they are, since they are few and
+            running variances can leave float16's range.
+
+    Example:
+        >>> save_model("net.pth", create_model("kanet_kv", width=0.25), Description("kanet_kv", {"width": 0.25}))
+        Traceback (most recent call last):
+        ...
+        ValueError: weights go into a .safetensors file, not net.pth
+    """
     from safetensors.torch import save_file
 
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    os.close(handle)
-    try:
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-        save_file(state, temporary, metadata={DESCRIPTION_KEY: json.dumps(asdict(description))})
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    if path.suffix != ".safetensors":
+        raise ValueError(f"weights go into a .safetensors file, not {path}")
+    state = {
+        name: (tensor.half() if half and tensor.dim() > 1 else tensor).detach().cpu().contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        save_file(state, temporary, metadata={DESCRIPTION_KEY: json.dumps(description.to_dict())})
 
 
 def load_model(source: str | Path) -> tuple[nn.Module, Description]:
-    """A trained network in evaluation mode, and its description, from a file or by a packaged network's name."""
-    path = Path(source)
-    if str(source) in MODELS:
-        raise ValueError(f"there are no pretrained weights for {str(source)!r}")
+    """A trained network in evaluation mode, and its description.
+
+    Args:
+        source: a file that :func:`save_model` wrote, a training run's checkpoint (``.ckpt``), or the name of a network
+            whose weights come with the package.
+
+    Example:
+        >>> load_model("nowhere.safetensors")
+        Traceback (most recent call last):
+        ...
+        FileNotFoundError: there is no file nowhere.safetensors
+    """
+    path = packaged_weights(str(source)) if str(source) in MODELS else Path(source)
+    if not path.exists() and path.suffix not in CHECKPOINT_SUFFIXES:
+        raise FileNotFoundError(f"{source} is neither a file nor a network that comes with weights")
+    state, description = read_weights(path)
+    if description is None:
+        raise ValueError(f"{path} does not say which network it belongs to: it was not written by kronattn")
+    if "/" not in description.model and description.model not in MODELS:
+        raise ValueError(f"{path} holds weights of {description.model!r}, which this version does not know")
+    model = build_model(description.model, description.options)
+    load_weights(
+        model, {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+    )
+    return model.eval(), description
+
+
+def build_model(name: str, options: Mapping[str, Any]) -> nn.Module:
+    """A registered network or, as ``timm/NAME``, one of timm's."""
+    if not name.startswith("timm/"):
+        return create_model(name, **options)
+    try:
+        import timm
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(f"{name} needs timm: pip install 'kronattn[timm]'", name="timm") from None
+    return timm.create_model(name.removeprefix("timm/"), **options)
+
+
+def read_weights(path: Path) -> tuple[dict[str, Tensor], Description | None]:
+    """The tensors of a safetensors file or of a checkpoint's network, and the description where there is one.
+
+    Files that hold anything but tensors and plain values are refused: nothing in them is ever executed.
+    """
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; give a .safetensors file")
+        raise IsADirectoryError(f"{path} is a folder; give a .safetensors or .ckpt file")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    state = unpack(path)
+    described = state.get(DESCRIPTION_KEY)
+    tensors = state.get("state_dict", state)
+    if any(name.startswith(_NETWORK) for name in tensors):
+        tensors = {name.removeprefix(_NETWORK): t for name, t in tensors.items() if name.startswith(_NETWORK)}
+    return tensors, Description.from_dict(described) if described else None
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Description | None]:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -74,10 +162,4 @@ def load_model(source: str | Path) -> tuple[nn.Module, Description]:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file, or a broken one ({error})") from None
-    if described is None:
-        raise ValueError(f"{path} does not say which network it belongs to: it was not written by kronattn")
-    known = {entry.name for entry in fields(Description)}
-    description = Description(**{name: value for name, value in json.loads(described).items() if name in known})
-    model = create_model(description.model, **description.options)
-    load_weights(model, state)
-    return model.eval(), description
+    return state, Description.from_dict(json.loads(described)) if described else None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from kronattn.models.kanet import VARIANTS, KANet
 
-__all__ = ["MODELS", "create_model", "list_models"]
+__all__ = ["MODELS", "create_model", "list_models", "packaged_weights"]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {name: partial(KANet, name) for name in VARIANTS}
 
@@ -34,7 +35,8 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
 
     Args:
         name: one of :func:`list_models`.
-        pretrained: load the weights that come with the package.
+        pretrained: load the weights that come with the package. ``num_classes`` is then that of the weights; another
+            one keeps the features and gives the network a new classifier.
         options: the network's own, such as ``num_classes``, ``in_chans``, ``width``, ``drop_rate``; with timm
             installed also timm's ``features_only`` and ``out_indices``.
 
@@ -48,7 +50,7 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
         hint = f"did you mean {nearest[0]!r}?" if nearest else "known are " + ", ".join(MODELS)
         raise ValueError(f"unknown model {name!r}: {hint}")
     if pretrained:
-        raise ValueError(f"there are no pretrained weights for {name!r}: use pretrained=False")
+        return _create_pretrained(name, options)
     if any(option in options for option in _TIMM_OPTIONS):
         return _create_with_timm(name, options)
     try:
@@ -56,6 +58,29 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
     except TypeError as error:
         # Python's own message names a class and its __init__, which the caller has not heard of.
         raise TypeError(f"{name}: {str(error).split('() ')[-1]}") from None
+
+
+def packaged_weights(name: str) -> Path:
+    """The file with the weights of a network that come with the package."""
+    folder = Path(__file__).parent.parent / "weights"
+    path = folder / f"{name}.safetensors"
+    if not path.exists():
+        there = ", ".join(sorted(file.stem for file in folder.glob("*.safetensors")))
+        raise ValueError(f"there are no pretrained weights for {name!r}: use pretrained=False ({there} have some)")
+    return path
+
+
+def _create_pretrained(name: str, options: dict[str, Any]) -> nn.Module:
+    """The packaged weights; another number of classes keeps the features and gets a new classifier, as in timm."""
+    from kronattn.models.files import load_model
+
+    classes = options.pop("num_classes", None)
+    if options:
+        raise ValueError(f"pretrained=True takes num_classes alone; {', '.join(options)} would not fit the weights")
+    model, description = load_model(packaged_weights(name))
+    if classes is not None and classes != len(description.classes):
+        model.reset_classifier(classes)  # type: ignore[operator]
+    return model.train()
 
 
 def _create_with_timm(name: str, options: dict[str, Any]) -> nn.Module:

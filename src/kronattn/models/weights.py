@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-__all__ = ["Transfer", "load_mobilenetv2_weights", "load_weights"]
+__all__ = ["Transfer", "load_mobilenetv2_weights", "load_weights", "unpack"]
+
+
+def unpack(path: Path) -> dict[str, Any]:
+    """What a PyTorch file holds, if that is tensors and plain values; a file with pickled code is refused."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ValueError(f"{path} is no checkpoint of tensors and plain values, so it is not loaded") from None
+    except (RuntimeError, EOFError, ValueError, KeyError, IndexError):
+        raise ValueError(f"{path} is not a PyTorch file, or a broken one") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__} where a dictionary of tensors was expected")
+    return found
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:

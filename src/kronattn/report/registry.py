@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kronattn.report import networks, operators, theorem
+from kronattn.report import networks, operators, theorem, training
 from kronattn.report.section import Section
 
 __all__ = ["SECTIONS"]
@@ -10,5 +10,6 @@ __all__ = ["SECTIONS"]
 SECTIONS: list[Section] = [
     Section("operators", "What attention costs", operators.build),
     Section("networks", "What networks cost", networks.build),
+    Section("training", "A network that learns: digits", training.build),
     Section("theorem", "Why averages are enough: Theorem 1", theorem.build),
 ]

@@ -1,0 +1,87 @@
+"""``kronattn compare``: networks beside each other, with as many seeds as it takes to tell them apart."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from kronattn.cli.output import check_figure, check_writable, console, print_json, write_atomically, write_figure
+from kronattn.cli.train import overrides_of
+
+__all__ = ["compare"]
+
+
+def compare(
+    context: typer.Context,
+    config: Path = typer.Option(..., help="The recipe for all: a YAML file, or the name of ours."),
+    models: str = typer.Option(..., help="Comma-separated: our names, timm/NAME."),
+    seeds: str = typer.Option("0-2", help="Numbers and ranges: 0-4, or 0,2,5."),
+    baseline: str = typer.Option("", help="Differences are taken to this network. Default: the first."),
+    data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
+    jobs: int = typer.Option(1, min=1, help="Runs at a time. Their images a second are then those of a shared GPU."),
+    folder: Path | None = typer.Option(None, help="The runs' folder. Default: runs/compare-RECIPE."),
+    output: Path | None = typer.Option(None, help="The JSON file. Default: results/DATA.json."),
+    figure: Path | None = typer.Option(None, help="Draw the comparison into this file, .png or .svg."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+) -> None:
+    """Train each network with each seed under one recipe; print means, spreads, and paired differences.
+
+    Stopped and started again, it goes on where it was. Any setting can be changed with key=value or --key value.
+
+    Example: kronattn compare --config recipes/digits.yaml --models mobilenetv2,kanet_kv --seeds 0-4 epochs=5
+    """
+    from kronattn.tables.rendering import to_rich
+    from kronattn.tables.training import comparison_table, draw_comparison
+    from kronattn.training.comparison import parse_seeds, plan, run_all, summarise
+    from kronattn.training.recipe import load_recipe, recipe_yaml
+
+    names = [name.strip() for name in models.split(",") if name.strip()]
+    baseline = baseline or names[0]
+    if baseline not in names:
+        raise ValueError(f"--baseline {baseline} is not among --models {models}")
+    if figure is not None:
+        check_figure(figure, "--figure")
+    recipe = load_recipe(config, [*overrides_of(context.args), *([f"data.path={data}"] if data else [])])
+    place = folder or Path(f"runs/compare-{config.stem}")
+    target = check_writable(output or Path(f"results/{recipe.data.name}.json"))
+    plans = plan(recipe, names, parse_seeds(seeds), place)
+
+    def report(one: Any, result: dict[str, Any]) -> None:
+        line = f"{one.name}: {100 * result['top1']:.2f}%"
+        typer.echo(line, err=True)
+
+    results, failures = run_all(plans, jobs=jobs, on_result=report)
+    for name, failure in failures.items():
+        typer.echo(f"{name} failed: {failure}", err=True)
+    if not any(result["model"] == baseline for result in results):
+        raise ValueError(f"no run of the baseline {baseline} came to its end: there is nothing to compare with")
+    summary = summarise(results, baseline)
+    found = {
+        "data": recipe.data.name,
+        "baseline": baseline,
+        "jobs": jobs,
+        "summary": summary,
+        "runs": results,
+        "recipe": recipe_yaml(_without_places(recipe)),
+        "environment": results[0]["environment"],
+    }
+    write_atomically(target, json_module.dumps(found, indent=2) + "\n")
+    if figure is not None:
+        write_figure(figure, draw_comparison(results, summary, f"{recipe.data.name}: one recipe for all"))
+    if json:
+        print_json(found)
+    else:
+        console.print(to_rich(comparison_table(summary, baseline, recipe.data.name), width=console.width))
+        console.print(f"Results: {target}", highlight=False, markup=False, soft_wrap=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _without_places(recipe: Any) -> Any:
+    """Where the data lay and the runs went is of no use elsewhere."""
+    from dataclasses import replace
+
+    return replace(recipe, data=replace(recipe.data, path=None), output=None)

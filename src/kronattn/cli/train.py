@@ -1,0 +1,99 @@
+"""``kronattn train``: a recipe, and what to change in it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import typer
+
+from kronattn.cli.output import console, print_json, progress
+
+__all__ = ["CONTEXT", "overrides_of", "train"]
+
+# Everything that is not an option of the command is a setting of the recipe.
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def train(
+    context: typer.Context,
+    config: Path = typer.Option(..., help="The recipe: a YAML file, or the name of ours, such as digits."),
+    data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
+    model: str | None = typer.Option(None, help="The network: one of ours, or timm/NAME."),
+    seed: int | None = typer.Option(None, help="Of weights, order and augmentation."),
+    devices: int | None = typer.Option(None, min=1, help="Processes, one for each device."),
+    output: Path | None = typer.Option(None, help="The run's folder. Default: runs/RECIPE-MODEL-seedN."),
+    resume: bool = typer.Option(False, "--resume", help="Continue the run in its folder, if there is one."),
+    skip_bad_images: bool = typer.Option(False, "--skip-bad-images", help="Leave them out and count them."),
+    quiet: bool = typer.Option(False, "--quiet", help="No progress bar."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the summary."),
+) -> None:
+    """Train a network after a recipe; any setting can be changed with key=value or --key value.
+
+    The run's folder gets checkpoints (last and best), the recipe as used, the history, learning curves, TensorBoard
+    logs, the weights as safetensors and a model card.
+
+    Example: kronattn train --config recipes/digits.yaml --model kanet_qkv --seed 1 epochs=5 optimiser.lr=0.05
+    """
+    from kronattn.training.recipe import load_recipe
+    from kronattn.training.run import run_folder
+    from kronattn.training.run import train as run
+
+    changes = overrides_of(context.args)
+    named = {"data.path": data, "model.name": model, "seed": seed, "devices": devices, "output": output}
+    changes += [f"{key}={value}" for key, value in named.items() if value is not None]
+    if skip_bad_images:
+        changes.append("data.skip_bad_images=true")
+    recipe = load_recipe(config, changes)
+    folder = run_folder(recipe, _recipe_name(config))
+    result = run(
+        recipe,
+        folder=folder,
+        resume=resume,
+        command=_command_line(),
+        progress=not quiet and sys.stderr.isatty(),
+        track=progress,
+    )
+    if not result:
+        return  # another process of the same run has it
+    if json:
+        print_json({**result, "folder": str(folder)})
+        return
+    lines = [f"{result['model']} on {result['data']}, seed {result['seed']}: top-1 {100 * result['top1']:.2f}%"]
+    if result["images_per_second"]:
+        waiting = f"{100 * result['waiting_for_data']:.1f}% of the time waiting for data"
+        lines.append(f"{result['images_per_second']:,.0f} images a second in training, {waiting}")
+    if result.get("skipped_images"):
+        lines.append(f"{result['skipped_images']} bad images left out, such as {result['skipped'][0]}")
+    for line in [*lines, f"Run: {folder}"]:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def overrides_of(arguments: list[str]) -> list[str]:
+    """Settings as key=value, from ``key=value``, ``--key=value`` and ``--key value``.
+
+    >>> overrides_of(["epochs=3", "--optimiser.lr", "0.1", "--compile=true"])
+    ['epochs=3', 'optimiser.lr=0.1', 'compile=true']
+    """
+    found = []
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("--") and "=" not in argument:
+            raise ValueError(f"expected key=value, got {argument!r}")
+        if "=" not in argument:
+            value = next(rest, None)
+            if value is None:
+                raise ValueError(f"{argument} needs a value")
+            argument = f"{argument}={value}"
+        found.append(argument.removeprefix("--"))
+    return found
+
+
+def _recipe_name(config: Path) -> str:
+    """A recipe's name; a run's own copy is called after its folder."""
+    return config.parent.name if config.name == "config.yaml" else config.stem
+
+
+def _command_line() -> str:
+    return shlex.join(["kronattn", *sys.argv[1:]])

@@ -1,0 +1,83 @@
+"""Files by name, in folders and in tar archives alike: an archive is read where it lies, never unpacked."""
+
+from __future__ import annotations
+
+import glob
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Entry", "list_files", "list_folders"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file: in a folder, or ``size`` bytes from ``offset`` on of an archive.
+
+    ``name`` is its path below the folder or inside the archive; ``str(entry)`` is what an error calls it.
+    """
+
+    name: str
+    path: Path
+    offset: int = 0
+    size: int = -1
+    is_folder: bool = False
+
+    def read(self) -> bytes:
+        # Opened for each read: a worker process or thread needs no shared file position.
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            return file.read(self.size)
+
+    def __str__(self) -> str:
+        return str(self.path) if self.size < 0 else f"{self.path}:{self.name}"
+
+
+def list_files(source: str | Path | Iterable[str | Path]) -> list[Entry]:
+    """Every file of a folder or a tar archive, sorted by name.
+
+    Args:
+        source: a folder, a ``.tar``, a pattern such as ``data/*.tar``, or several of these, in a list or with commas.
+
+    Example:
+        >>> list_files("nowhere")
+        Traceback (most recent call last):
+        ...
+        FileNotFoundError: there is no folder or .tar archive 'nowhere'
+    """
+    return sorted((entry for entry in _list(source) if not entry.is_folder), key=lambda entry: entry.name)
+
+
+def list_folders(source: str | Path | Iterable[str | Path]) -> list[str]:
+    """The names of every folder below a folder or in a tar archive that lists them, sorted; empty ones too."""
+    return sorted({entry.name for entry in _list(source) if entry.is_folder})
+
+
+def _list(source: str | Path | Iterable[str | Path]) -> list[Entry]:
+    parts = source.split(",") if isinstance(source, str) else [source] if isinstance(source, Path) else source
+    return [entry for part in parts for path in _matching(str(part).strip()) for entry in _list_one(path)]
+
+
+def _matching(pattern: str) -> list[Path]:
+    if Path(pattern).exists():
+        return [Path(pattern)]
+    found = [Path(path) for path in sorted(glob.glob(pattern))]
+    if not found:
+        raise FileNotFoundError(f"there is no folder or .tar archive {pattern!r}")
+    return found
+
+
+def _list_one(path: Path) -> list[Entry]:
+    if path.is_dir():
+        return [Entry(str(file.relative_to(path)), file, is_folder=file.is_dir()) for file in path.rglob("*")]
+    try:
+        # Compressed archives are refused: their files cannot be reached without decompressing all before them.
+        with tarfile.open(path, "r:") as archive:
+            return [
+                Entry(member.name.removeprefix("./"), path, member.offset_data, member.size, member.isdir())
+                for member in archive
+                if member.isfile() or member.isdir()
+            ]
+    except tarfile.ReadError:
+        raise ValueError(f"{path} is not a folder or an uncompressed .tar archive: unpack it first") from None

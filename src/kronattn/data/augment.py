@@ -1,0 +1,133 @@
+"""Augmentation of whole batches on the device they are on, each image with draws of its own.
+
+torchvision's transforms draw once for a batch; these draw once for an image, without leaving the device and without
+waiting for it. All draws come from PyTorch's generator of that device.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kronattn.data.transforms import ImageSettings
+
+__all__ = [
+    "center_crop",
+    "flip",
+    "jitter",
+    "normalise",
+    "random_crop",
+    "random_erase",
+    "random_resized_crop",
+]
+
+
+def random_crop(images: Tensor, size: int) -> Tensor:
+    """(N, C, H, W) to (N, C, size, size): a window of each image, pixel for pixel.
+
+    Example:
+        >>> random_crop(torch.zeros(2, 3, 10, 12), 8).shape
+        torch.Size([2, 3, 8, 8])
+    """
+    samples, channels, height, width = images.shape
+    inside = torch.arange(size, device=images.device)
+    rows = _draw_index(height - size + 1, samples, images.device) + inside
+    columns = _draw_index(width - size + 1, samples, images.device) + inside
+    sample = torch.arange(samples, device=images.device)[:, None, None, None]
+    channel = torch.arange(channels, device=images.device)[None, :, None, None]
+    return images[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def random_resized_crop(
+    images: Tensor, size: int, scale: tuple[float, float], ratio: tuple[float, float] = (3 / 4, 4 / 3)
+) -> Tensor:
+    """(N, C, H, W) to (N, C, size, size), float32: a part of each image, of random area and shape, scaled.
+
+    Example:
+        >>> random_resized_crop(torch.zeros(2, 3, 10, 12), 8, scale=(0.3, 1.0)).shape
+        torch.Size([2, 3, 8, 8])
+    """
+    samples = images.shape[0]
+    area = _draw(samples, images.device, *scale)
+    shape = _draw(samples, images.device, math.log(ratio[0]), math.log(ratio[1])).exp()
+    width = (area * shape).sqrt().clamp(max=1)
+    height = (area / shape).sqrt().clamp(max=1)
+    # Centres in the coordinates of affine_grid, where the image spans -1 to 1.
+    x = _draw(samples, images.device, -1, 1) * (1 - width)
+    y = _draw(samples, images.device, -1, 1) * (1 - height)
+    zero = torch.zeros_like(x)
+    window = torch.stack((torch.stack((width, zero, x), 1), torch.stack((zero, height, y), 1)), 1)
+    grid = F.affine_grid(window, [samples, images.shape[1], size, size], align_corners=False)
+    return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+
+
+def center_crop(images: Tensor, resize: int, size: int) -> Tensor:
+    """(N, C, H, W) to (N, C, size, size): scaled to resize × resize unless they are, and the centre taken.
+
+    Example:
+        >>> center_crop(torch.zeros(2, 3, 10, 10), 10, 8).shape
+        torch.Size([2, 3, 8, 8])
+    """
+    if images.shape[-2:] != (resize, resize):
+        images = F.interpolate(images.float(), size=(resize, resize), mode="bilinear", antialias=True)
+    start = round((resize - size) / 2)
+    return images[..., start : start + size, start : start + size]
+
+
+def flip(images: Tensor, probability: float) -> Tensor:
+    """Mirror some images of (N, C, H, W) left to right."""
+    chosen = torch.rand(images.shape[0], 1, 1, 1, device=images.device) < probability
+    return torch.where(chosen, images.flip(-1), images)
+
+
+def jitter(images: Tensor, strength: float) -> Tensor:
+    """Vary brightness, contrast and saturation of each image of (N, 3, H, W), values from 0 to 255, in float32."""
+    if not strength:
+        return images
+    images = images.float()
+    brightness, contrast, saturation = (
+        _draw(images.shape[0], images.device, 1 - strength, 1 + strength)[:, None, None, None] for _ in range(3)
+    )
+    images = images * brightness
+    images = torch.lerp(images.mean((1, 2, 3), keepdim=True), images, contrast)
+    return torch.lerp(images.mean(1, keepdim=True), images, saturation).clamp(0, 255)
+
+
+def random_erase(images: Tensor, probability: float, area: tuple[float, float] = (0.02, 0.33)) -> Tensor:
+    """Blank a random rectangle in some images of (N, C, H, W), which are normalised already: zero is the mean."""
+    if not probability:
+        return images
+    samples, _, height, width = images.shape
+    device = images.device
+    share = _draw(samples, device, *area)
+    shape = _draw(samples, device, math.log(0.3), math.log(1 / 0.3)).exp()
+    rows = _in_window(height, (share * shape).sqrt(), samples, device)[:, None, :, None]
+    columns = _in_window(width, (share / shape).sqrt(), samples, device)[:, None, None, :]
+    chosen = torch.rand(samples, 1, 1, 1, device=device) < probability
+    return images.masked_fill(rows & columns & chosen, 0)
+
+
+def normalise(images: Tensor, settings: ImageSettings) -> Tensor:
+    """(N, 3, H, W) of values from 0 to 255 to float32 of about zero mean and unit variance."""
+    mean = torch.tensor(settings.mean, device=images.device).view(3, 1, 1) * 255
+    std = torch.tensor(settings.std, device=images.device).view(3, 1, 1) * 255
+    return (images.float() - mean) / std
+
+
+def _in_window(length: int, share: Tensor, samples: int, device: torch.device) -> Tensor:
+    """Which positions of an axis lie in a window of a share of its length, at a random place; (samples, length)."""
+    window = share.clamp(max=1) * length
+    start = torch.rand(samples, device=device) * (length - window)
+    position = torch.arange(length, device=device) + 0.5
+    return (position >= start[:, None]) & (position < (start + window)[:, None])
+
+
+def _draw(samples: int, device: torch.device, low: float, high: float) -> Tensor:
+    return torch.rand(samples, device=device) * (high - low) + low
+
+
+def _draw_index(choices: int, samples: int, device: torch.device) -> Tensor:
+    return torch.randint(choices, (samples, 1), device=device)

@@ -1,0 +1,133 @@
+"""Labelled images as PyTorch datasets: decoded once and kept, or decoded as they are needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from kronattn.data.classification import LabelledImages
+from kronattn.data.images import BadImage
+
+__all__ = ["DecodedImages", "ImageDataset", "collate_good", "decode_all"]
+
+
+class DecodedImages(Dataset):
+    """Images that are kept in memory, handed out a whole batch at a time.
+
+    Args:
+        pixels: (N, 3, S, S), uint8, on any device.
+        labels: (N,), on the same device.
+
+    Example:
+        >>> data = DecodedImages(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), torch.arange(5))
+        >>> images, labels = data.__getitems__([3, 1])
+        >>> images.shape, labels.tolist()
+        (torch.Size([2, 3, 8, 8]), [3, 1])
+    """
+
+    def __init__(self, pixels: Tensor, labels: Tensor) -> None:
+        self.pixels = pixels
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.pixels[index], self.labels[index]
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        # The loader's own way of asking for a batch: one gather instead of a stack of single images.
+        chosen = torch.tensor(indices)
+        if self.pixels.is_cuda:
+            chosen = chosen.pin_memory().to(self.pixels.device, non_blocking=True)
+        return self.pixels[chosen], self.labels[chosen]
+
+
+class ImageDataset(Dataset):
+    """Images that are decoded and transformed when they are asked for, in worker processes for instance.
+
+    With ``skip_bad``, a bad image gives ``None``, which :func:`collate_good` leaves out, and is marked in ``skipped``,
+    which all worker processes share.
+    """
+
+    def __init__(
+        self, images: LabelledImages, transform: Callable[[Image.Image], Tensor], *, skip_bad: bool = False
+    ) -> None:
+        self.images = images
+        self.transform = transform
+        self.skip_bad = skip_bad
+        self.skipped = torch.zeros(len(images.labels), dtype=torch.bool).share_memory_()
+
+    def __len__(self) -> int:
+        return len(self.images.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int] | None:
+        try:
+            image = self.images.image(index)
+        except BadImage:
+            if not self.skip_bad:
+                raise
+            self.skipped[index] = True
+            return None
+        return self.transform(image), self.images.labels[index]
+
+
+def collate_good(samples: list[Any]) -> Any:
+    """A batch of those samples that could be read."""
+    good = [sample for sample in samples if sample is not None]
+    if not good:
+        raise BadImage(f"all {len(samples)} images of a batch are bad: nothing is left to train on")
+    return default_collate(good)
+
+
+def decode_all(
+    images: LabelledImages,
+    size: int,
+    *,
+    skip_bad: bool = False,
+    track: Callable[[Sequence[int], str], Iterable[int]] = lambda items, description: items,
+) -> tuple[DecodedImages, list[str]]:
+    """Decode every image, scaled to ``size`` × ``size``, with a thread for each processor.
+
+    Returns:
+        The images, and the names of bad ones: left out with ``skip_bad``, an error otherwise.
+
+    Example:
+        >>> from kronattn.data.classification import load_split
+        >>> decoded, bad = decode_all(load_split("digits", None, "val"), 32)
+        >>> decoded.pixels.shape, bad
+        (torch.Size([360, 3, 32, 32]), [])
+    """
+    total = len(images.labels)
+    pixels = torch.empty((total, 3, size, size), dtype=torch.uint8)
+
+    def decode(index: int) -> str | None:
+        try:
+            image = images.image(index)
+        except BadImage:
+            if not skip_bad:
+                raise
+            return images.name(index)
+        if image.size != (size, size):
+            image = image.resize((size, size), Image.Resampling.BILINEAR)
+        pixels[index] = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        return None
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None) as pool:
+        results = pool.map(decode, range(total))
+        bad = [next(results) for _ in track(range(total), "Decoding images")]
+    labels = torch.tensor(images.labels)
+    good = torch.tensor([name is None for name in bad])
+    if not good.all():
+        pixels, labels = pixels[good], labels[good]
+    if not len(labels):
+        raise BadImage(f"all {total} images are bad: nothing is left to train on")
+    return DecodedImages(pixels, labels), [name for name in bad if name is not None]

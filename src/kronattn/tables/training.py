@@ -1,0 +1,102 @@
+"""What training runs found, for readers: the scores of one network, and networks beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kronattn.tables.rendering import Cell, Column, Group, Table, require_matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["comparison_table", "draw_comparison", "scores_table"]
+
+
+def scores_table(found: Mapping[str, Any]) -> Table:
+    """What :func:`kronattn.training.evaluation.evaluate` found: each class, and all together.
+
+    Example:
+        >>> found = {"model": "kanet_kv", "data": "digits", "images": 4, "top1": 0.75, "top5": 1.0,
+        ...          "calibration_error": 0.1, "classes": [{"name": "0", "images": 4, "top1": 0.75}]}
+        >>> [cell.text for cell in scores_table(found).groups[1].rows[0]]
+        ['all', '4', '75.00%']
+    """
+    columns = (Column("Class", numeric=False), Column("Images"), Column("Top-1"))
+    classes = [
+        [Cell(entry["name"]), Cell(f"{entry['images']:,}"), Cell(_percent(entry["top1"]))] for entry in found["classes"]
+    ]
+    total = [Cell("all"), Cell(f"{found['images']:,}"), Cell(_percent(found["top1"]))]
+    notes = [f"Top-5: {_percent(found['top5'])}. Expected calibration error: {_percent(found['calibration_error'])}."]
+    return Table(f"{found['model']} on {found['data']}", columns, [Group("", classes), Group("", [total])], notes)
+
+
+def comparison_table(
+    summary: Sequence[Mapping[str, Any]], baseline: str, data: str, notes: Sequence[str] = ()
+) -> Table:
+    """Networks that were trained alike, with what seeds do to them and how they differ from the baseline."""
+    columns = (
+        Column("Network", numeric=False),
+        Column("Seeds"),
+        Column("Top-1"),
+        Column(f"Over {baseline}"),
+        Column("95% interval"),
+        Column("Params"),
+        Column("MAdd"),
+        Column("Images/s"),
+    )
+    rows = [
+        [
+            Cell(row["model"]),
+            Cell(str(row["runs"])),
+            Cell(_mean_and_spread(row)),
+            *_difference(row["difference"]),
+            Cell(f"{row['parameters']:,}"),
+            Cell(f"{row['madd']:,}"),
+            Cell(f"{row['images_per_second']:,.0f}" if row["images_per_second"] else "–"),
+        ]
+        for row in summary
+    ]
+    notes = [
+        "Top-1: mean ± standard deviation over seeds, after the last epoch. Differences are paired by seed, in "
+        "points; the interval is Student's. Params with batch norm's.",
+        *notes,
+    ]
+    return Table(f"{data}: one recipe for all", columns, [Group("", rows)], notes)
+
+
+def draw_comparison(results: Sequence[Mapping[str, Any]], summary: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """Every run as a point, every network's mean and standard deviation beside its points."""
+    require_matplotlib("the comparison's figure")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 0.6 + 0.5 * len(summary)), layout="constrained")
+    axis = figure.subplots()
+    for place, row in enumerate(reversed(summary)):
+        scores = [100 * result["top1"] for result in results if result["model"] == row["model"]]
+        axis.plot(scores, [place] * len(scores), "o", color="#a0aec0", markersize=6, alpha=0.9, zorder=2)
+        spread = 100 * row["top1_std"] if row["top1_std"] else 0
+        axis.errorbar(100 * row["top1_mean"], place + 0.2, xerr=spread, fmt="D", color="#2b6cb0", capsize=4, zorder=3)
+    axis.set_yticks(range(len(summary)), [row["model"] for row in reversed(summary)])
+    axis.set_ylim(-0.6, len(summary) - 0.2)
+    axis.set_xlabel("validation top-1, %")
+    axis.set_title(title, fontsize=11)
+    axis.grid(axis="x", alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _mean_and_spread(row: Mapping[str, Any]) -> str:
+    spread = f" ± {100 * row['top1_std']:.2f}" if row["top1_std"] is not None else ""
+    return f"{100 * row['top1_mean']:.2f}{spread}"
+
+
+def _difference(found: Mapping[str, Any] | None) -> tuple[Cell, Cell]:
+    if found is None:
+        return Cell("–"), Cell("–")
+    interval = "–" if found["low"] is None else f"{100 * found['low']:+.2f} to {100 * found['high']:+.2f}"
+    return Cell(f"{100 * found['mean']:+.2f}"), Cell(interval)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f}%"

@@ -1,0 +1,144 @@
+"""What watches over a training run beside Lightning's own callbacks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback, WeightAveraging
+from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+__all__ = ["Diverged", "History", "MovingAverage", "Speed", "StopWhenDiverging"]
+
+
+class Diverged(RuntimeError):
+    """The loss is no longer a number."""
+
+    # The command shows the message alone: there is nothing to find in a traceback.
+    one_line = True
+
+
+class MovingAverage(WeightAveraging):
+    """Lightning's moving average, kept on the device of the network and updated with a few kernels."""
+
+    def __init__(self, decay: float) -> None:
+        super().__init__(multi_avg_fn=get_ema_multi_avg_fn(decay))
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        # Lightning asks the module, which is still on the CPU at this point.
+        self._device = trainer.strategy.root_device
+        super().setup(trainer, pl_module, stage)
+
+
+class StopWhenDiverging(Callback):
+    """Ends the run at the end of the first epoch with a loss that is no number, before it reaches a checkpoint.
+
+    The losses are looked at on the device, since asking for each would make the processor wait for the GPU.
+    """
+
+    def __init__(self) -> None:
+        self._first_bad: Tensor | None = None
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # Not in on_train_epoch_start, which Lightning leaves out of the epoch that a run is resumed with.
+        if batch_idx == 0 or self._first_bad is None:
+            self._first_bad = torch.full((), torch.iinfo(torch.int64).max, device=pl_module.device)
+        loss = outputs["loss"].detach()
+        step = torch.where(loss.isfinite(), torch.iinfo(torch.int64).max, trainer.global_step)
+        torch.minimum(self._first_bad, step, out=self._first_bad)
+        if trainer.is_last_batch:
+            self._check(trainer)
+
+    def _check(self, trainer: L.Trainer) -> None:
+        assert self._first_bad is not None
+        step = int(self._first_bad)
+        if step < torch.iinfo(torch.int64).max:
+            raise Diverged(
+                f"the loss is no number any more since step {step}, in epoch {trainer.current_epoch + 1} of "
+                f"{trainer.max_epochs}: a lower optimiser.lr or a longer schedule.warmup may help; "
+                f"the checkpoints are those of the epoch before"
+            )
+
+
+class Speed(Callback):
+    """Images a second in training, and the share of the time in which the loop waited for the next batch.
+
+    An epoch counts from its first batch to its last, without validation and checkpoints; the first epoch of a process
+    is left out, since it compiles and warms up.
+    """
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._images = 0
+        self._seconds = 0.0
+        self._waited = 0.0
+        self._start = self._last_end = 0.0
+        self._pending = 0
+        self._pending_wait = 0.0
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        _finish(pl_module.device)
+        self._start = self._last_end = time.perf_counter()
+        self._pending = 0
+        self._pending_wait = 0.0
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._pending_wait += time.perf_counter() - self._last_end
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._pending += len(batch[0]) * trainer.world_size
+        if trainer.is_last_batch:
+            _finish(pl_module.device)
+            self._seen += 1
+            if self._seen > 1:
+                self._images += self._pending
+                self._seconds += time.perf_counter() - self._start
+                self._waited += self._pending_wait
+        self._last_end = time.perf_counter()
+
+    def results(self) -> dict[str, float | None]:
+        """``images_per_second`` and ``waiting_for_data``, a share; ``None`` after a single epoch."""
+        if not self._seconds:
+            return {"images_per_second": None, "waiting_for_data": None}
+        return {
+            "images_per_second": round(self._images / self._seconds, 1),
+            "waiting_for_data": round(self._waited / self._seconds, 4),
+        }
+
+
+class History(Callback):
+    """One row of figures for each epoch, kept in the checkpoint, so that a resumed run has its whole past."""
+
+    def __init__(self, on_epoch: Callable[[list[dict[str, float]]], None] | None = None) -> None:
+        self.rows: list[dict[str, float]] = []
+        self.on_epoch = on_epoch
+
+    # Lightning calls those that write checkpoints last, so this row is in them.
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        row: dict[str, float] = {"epoch": trainer.current_epoch + 1}
+        row |= {name: float(value) for name, value in trainer.callback_metrics.items() if "/" in name}
+        row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
+        self.rows.append(row)
+        if self.on_epoch and trainer.is_global_zero:
+            self.on_epoch(self.rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rows = state_dict["rows"]
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,58 @@
+"""A model card: what a file of weights is, how it came about, and how good it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kronattn.models.files import Description
+from kronattn.training.recipe import Recipe, recipe_yaml
+
+__all__ = ["model_card"]
+
+
+def model_card(description: Description, recipe: Recipe, result: Mapping[str, Any], command: str) -> str:
+    """Markdown for the README beside a file of weights."""
+    classes = description.classes
+    named = ", ".join(classes[:20]) + (", ..." if len(classes) > 20 else "")
+    figures = [
+        ("validation top-1", _percent(result.get("top1"))),
+        ("validation top-5", _percent(result.get("top5"))),
+        ("parameters", f"{result['parameters']:,}"),
+        (f"multiply-adds at {result['size']}²", f"{result['madd']:,}"),
+        ("epochs", str(result["epochs"])),
+        ("seed", str(result["seed"])),
+    ]
+    table = "\n".join(f"| {name} | {value} |" for name, value in figures if value)
+    versions = ", ".join(f"{name} {value}" for name, value in result["environment"].items())
+    repeat = f"```\n{command}\n```\n\n" if command else ""
+    averaged = f" These are the moving average of the weights (decay {recipe.ema})." if recipe.ema else ""
+    return f"""# {description.model} on {description.data}
+
+{len(classes)} classes: {named}.
+
+An image is scaled to {description.resize} × {description.resize}, its centre of {description.size} × \
+{description.size} taken, and normalised with mean {_listed(description.mean)} and standard deviation \
+{_listed(description.std)}.
+
+| | |
+|---|---|
+{table}
+
+The figures are those after the last epoch.{averaged}
+
+## How it was trained
+
+{repeat}{versions}
+
+```yaml
+{recipe_yaml(recipe)}```
+"""
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f}%"
+
+
+def _listed(values: list[float]) -> str:
+    return "(" + ", ".join(f"{value:g}" for value in values) + ")"

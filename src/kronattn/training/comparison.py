@@ -1,0 +1,168 @@
+"""Several networks, each with several seeds, under one recipe: what differs, and by how much more than seeds do."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kronattn.training.recipe import Recipe, load_recipe, recipe_yaml
+from kronattn.training.run import CONFIG, read_result
+
+__all__ = ["Plan", "confidence_interval", "parse_seeds", "run_all", "summarise"]
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run of a comparison."""
+
+    recipe: Recipe
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.recipe.model.name}, seed {self.recipe.seed}"
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds from a list with ranges.
+
+    Example:
+        >>> parse_seeds("0-2,7")
+        [0, 1, 2, 7]
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        try:
+            found += range(int(first), int(last or first) + 1) if dash else [int(first)]
+        except ValueError:
+            raise ValueError(f"seeds are numbers and ranges such as 0-4 or 0,2,5, not {text!r}") from None
+    if not found or len(set(found)) != len(found):
+        raise ValueError(f"seeds must be different from each other, at least one: {text!r}")
+    return found
+
+
+def plan(recipe: Recipe, models: Sequence[str], seeds: Sequence[int], folder: Path) -> list[Plan]:
+    """Every network with every seed; seeds outermost, so that a comparison that is stopped compares all networks."""
+    plans = []
+    for seed in seeds:
+        for name in models:
+            place = folder / f"{name.replace('/', '-')}-seed{seed}"
+            single = replace(recipe, model=replace(recipe.model, name=name), seed=seed, output=str(place))
+            plans.append(Plan(single, place))
+    return plans
+
+
+def run_all(
+    plans: Sequence[Plan],
+    *,
+    jobs: int = 1,
+    on_result: Callable[[Plan, dict[str, Any]], None] = lambda plan, result: None,
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Run what has not run yet, ``jobs`` at a time, each in a process of its own.
+
+    Finished runs are taken as they are, interrupted ones resumed; a run that fails does not stop the others.
+
+    Returns:
+        The results, in the plans' order, and the last line of each failed run's error by the run's name.
+    """
+    for one in plans:
+        _check_same_recipe(one)
+    failures: dict[str, str] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(_run, one): one for one in plans}
+        try:
+            for done in as_completed(waiting):
+                one = waiting[done]
+                failure = done.result()
+                result = read_result(one.folder)
+                if failure or result is None:
+                    failures[one.name] = failure or "no result"
+                else:
+                    on_result(one, result)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    found = [read_result(one.folder) for one in plans if one.name not in failures]
+    return [result for result in found if result is not None], failures
+
+
+def _run(one: Plan) -> str:
+    """Train in another process; returns its last line of error, or nothing."""
+    if read_result(one.folder) is not None:
+        return ""
+    one.folder.mkdir(parents=True, exist_ok=True)
+    recipe = one.folder / "planned.yaml"
+    recipe.write_text(recipe_yaml(one.recipe))
+    command = [sys.executable, "-m", "kronattn.cli", "train", "--config", str(recipe), "--resume", "--quiet"]
+    with (one.folder / "log.txt").open("a") as log:
+        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+    if code == 0:
+        return ""
+    lines = (one.folder / "log.txt").read_text().strip().splitlines()
+    return lines[-1] if lines else f"exit code {code}"
+
+
+def _check_same_recipe(one: Plan) -> None:
+    """Results of another recipe are no part of this comparison."""
+    used = one.folder / CONFIG
+    if used.exists() and load_recipe(used) != one.recipe:
+        raise ValueError(f"{one.folder} holds a run with other settings: give another --folder, or remove it")
+
+
+def summarise(results: Sequence[Mapping[str, Any]], baseline: str) -> list[dict[str, Any]]:
+    """For each network: mean and standard deviation of top-1, and the paired difference to the baseline's.
+
+    The difference is taken seed by seed; its confidence interval is Student's.
+    """
+    by_model: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for result in results:
+        by_model.setdefault(result["model"], {})[result["seed"]] = result
+    if baseline not in by_model:
+        raise ValueError(f"the baseline {baseline!r} is not among the networks: {', '.join(by_model)}")
+    summary = []
+    for model, runs in by_model.items():
+        scores = [run["top1"] for run in runs.values()]
+        speeds = [run["images_per_second"] for run in runs.values() if run["images_per_second"]]
+        row: dict[str, Any] = {
+            "model": model,
+            "runs": len(scores),
+            "top1_mean": statistics.mean(scores),
+            "top1_std": statistics.stdev(scores) if len(scores) > 1 else None,
+            "images_per_second": statistics.median(speeds) if speeds else None,
+            "parameters": next(iter(runs.values()))["parameters"],
+            "madd": next(iter(runs.values()))["madd"],
+            "difference": None,
+        }
+        shared = sorted(set(runs) & set(by_model[baseline]))
+        if model != baseline and shared:
+            paired = [runs[seed]["top1"] - by_model[baseline][seed]["top1"] for seed in shared]
+            low, high = confidence_interval(paired)
+            row["difference"] = {"mean": statistics.mean(paired), "low": low, "high": high, "pairs": len(paired)}
+        summary.append(row)
+    return summary
+
+
+def confidence_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """The mean's 95% confidence interval after Student; unknown for a single value.
+
+    Example:
+        >>> low, high = confidence_interval([1.0, 2.0, 3.0])
+        >>> round(low, 3), round(high, 3)
+        (-0.484, 4.484)
+    """
+    if len(values) < 2:
+        return None, None
+    from scipy import stats
+
+    mean = statistics.mean(values)
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return mean - float(half), mean + float(half)

@@ -1,0 +1,60 @@
+"""Optimisers and schedules, from their settings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from kronattn.training.recipe import OptimiserSettings, ScheduleSettings
+
+__all__ = ["build_optimiser", "build_schedule", "learning_rate_factor"]
+
+_WARMUP_START = 0.01
+
+
+def build_optimiser(network: nn.Module, settings: OptimiserSettings) -> Optimizer:
+    """The optimiser of a network's parameters, in one group that decays and one that does not."""
+    spared = network.no_weight_decay() if hasattr(network, "no_weight_decay") else set()  # type: ignore[operator]
+    decayed: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            decays = settings.decay_vectors or (parameter.dim() > 1 and name not in spared)
+            (decayed if decays else rest).append(parameter)
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": settings.weight_decay}]
+    if rest:
+        groups.append({"params": rest, "weight_decay": 0.0})
+    if settings.name == "adamw":
+        return AdamW(groups, lr=settings.lr)
+    return SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
+
+
+def learning_rate_factor(settings: ScheduleSettings, epoch: float, epochs: int) -> float:
+    """What the learning rate is multiplied with after so many epochs, which need not be whole.
+
+    Example:
+        >>> steps = ScheduleSettings("steps", milestones=[80, 105, 120])
+        >>> [round(learning_rate_factor(steps, epoch, 150), 6) for epoch in (0, 79.99, 80, 105, 149)]
+        [1.0, 1.0, 0.1, 0.01, 0.001]
+        >>> learning_rate_factor(ScheduleSettings("cosine"), 50, 100)
+        0.5
+    """
+    if epoch < settings.warmup:
+        return _WARMUP_START + (1 - _WARMUP_START) * epoch / settings.warmup
+    if settings.name == "steps":
+        return 0.1 ** sum(epoch >= milestone for milestone in settings.milestones)
+    # A run may end within its warm-up: a short trial of a long recipe.
+    rest = epochs - settings.warmup
+    done = min(1.0, (epoch - settings.warmup) / rest) if rest > 0 else 1.0
+    if settings.name == "cosine":
+        return round(0.5 * (1 + math.cos(math.pi * done)), 12)
+    return (1 - done) ** settings.power
+
+
+def build_schedule(optimiser: Optimizer, settings: ScheduleSettings, epochs: int, steps_per_epoch: int) -> LambdaLR:
+    """The schedule, to be advanced after every step."""
+    return LambdaLR(optimiser, lambda step: learning_rate_factor(settings, step / steps_per_epoch, epochs))

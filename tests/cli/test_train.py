@@ -1,0 +1,158 @@
+"""``kronattn train``, ``evaluate`` and ``compare``: what they print, and one line for each mistake."""
+
+import json
+import shutil
+
+import pytest
+
+from kronattn.cli import main
+from tests.training.conftest import folder, recipe, recipe_file
+
+__all__ = ["folder", "recipe", "recipe_file"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, folder):
+    from tests.training.conftest import SMALL
+
+    place = tmp_path_factory.mktemp("cli")
+    config = place / "small.yaml"
+    config.write_text(SMALL)
+    run = place / "run"
+    arguments = ["train", "--config", str(config), "--data", str(folder), "--output", str(run)]
+    assert main([*arguments, "--seed", "3", "--model", "kanet_qkv", "epochs=2", "--optimiser.lr", "0.01"]) == 0
+    return config, run
+
+
+def error_of(capsys, arguments) -> str:
+    assert main(arguments) != 0
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1, captured.err
+    return captured.err
+
+
+def test_settings_reach_the_run(trained):
+    _, run = trained
+    result = json.loads((run / "result.json").read_text())
+    assert (result["model"], result["seed"], result["epochs"]) == ("kanet_qkv", 3, 2)
+    assert "lr: 0.01" in (run / "config.yaml").read_text()
+
+
+def test_the_saved_config_repeats_the_run(trained, tmp_path, capsys):
+    _, run = trained
+    arguments = ["train", "--config", str(run / "config.yaml"), "--output", str(tmp_path / "again"), "--json"]
+    assert main(arguments) == 0
+    again = json.loads(capsys.readouterr().out)
+    first = json.loads((run / "result.json").read_text())
+    assert (again["top1"], again["loss"], again["train_loss"]) == (first["top1"], first["loss"], first["train_loss"])
+
+
+def test_evaluate(trained, folder, capsys, tmp_path):
+    _, run = trained
+    figure = tmp_path / "confusion.png"
+    arguments = ["evaluate", str(run / "weights.safetensors"), "--data", str(folder), "--accelerator", "cpu"]
+    assert main([*arguments, "--output", str(figure)]) == 0
+    assert "calibration error" in capsys.readouterr().out
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["images"] == 6
+    assert len(found["classes"]) == 2
+
+
+def test_evaluate_on_classes_that_the_network_does_not_know(trained, folder, tmp_path, capsys):
+    _, run = trained
+    shutil.copytree(folder / "val", tmp_path / "data" / "val")
+    (tmp_path / "data" / "val" / "n01440764").rename(tmp_path / "data" / "val" / "zebra")
+    arguments = ["evaluate", str(run / "last.ckpt"), "--data", str(tmp_path / "data"), "--accelerator", "cpu"]
+    assert "a class 'zebra' that the network does not know" in error_of(capsys, arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["epoch=3"], "unknown key 'epoch': did you mean 'epochs'?"),
+        (["--optimiser.lrr", "0.1"], "unknown key 'optimiser.lrr': did you mean 'lr'?"),
+        (["--epochs"], "--epochs needs a value"),
+        (["surprise"], "expected key=value, got 'surprise'"),
+        (["--model", "kanet_kw"], "unknown model 'kanet_kw': did you mean 'kanet_kv'?"),
+        (["model.options.widht=1"], "widht"),
+        (["--data", "nowhere"], "there is no folder or .tar archive 'nowhere'"),
+        (["batch_size=0"], "batch_size must be at least 1"),
+    ],
+)
+def test_mistakes(recipe_file, tmp_path, capsys, arguments, message):
+    err = error_of(capsys, ["train", "--config", str(recipe_file), "--output", str(tmp_path / "run"), *arguments])
+    assert message in err
+
+
+def test_no_such_recipe(capsys):
+    assert "there is no recipe nothing" in error_of(capsys, ["train", "--config", "nothing"])
+
+
+def test_divergence_is_one_line(recipe_file, tmp_path, capsys):
+    arguments = ["train", "--config", str(recipe_file), "--output", str(tmp_path / "run"), "optimiser.lr=1e30"]
+    assert "the loss is no number any more since step" in error_of(capsys, arguments)
+
+
+def test_a_bad_image_in_a_worker_process_is_one_line(recipe_file, folder, tmp_path, capsys):
+    shutil.copytree(folder, tmp_path / "images")
+    broken = tmp_path / "images" / "train" / "n02102040" / "4.JPEG"
+    broken.write_bytes(broken.read_bytes()[:300])
+    arguments = ["train", "--config", str(recipe_file), "--data", str(tmp_path / "images")]
+    arguments += ["--output", str(tmp_path / "run"), "data.in_memory=no", "data.workers=1"]
+    err = error_of(capsys, arguments)
+    assert "n02102040/4.JPEG is broken" in err
+    assert "Traceback" not in err
+
+
+def test_compare(recipe_file, tmp_path, capsys):
+    runs, output, figure = tmp_path / "runs", tmp_path / "results" / "tiny.json", tmp_path / "tiny.svg"
+    arguments = ["compare", "--config", str(recipe_file), "--models", "mobilenetv2,kanet_qkv", "--seeds", "0-1"]
+    arguments += ["--folder", str(runs), "--output", str(output), "--figure", str(figure), "--jobs", "2", "epochs=1"]
+    assert main(arguments) == 0
+    captured = capsys.readouterr()
+    assert "kanet_qkv, seed 1:" in captured.err
+    assert "95%" in captured.out
+    found = json.loads(output.read_text())
+    assert [(run["model"], run["seed"]) for run in found["runs"]] == [
+        ("mobilenetv2", 0),
+        ("kanet_qkv", 0),
+        ("mobilenetv2", 1),
+        ("kanet_qkv", 1),
+    ]
+    assert str(tmp_path) not in found["recipe"]
+    assert found["summary"][1]["difference"]["pairs"] == 2
+    assert "<svg" in figure.read_text()
+    # Once more: three runs are taken as they are, the fourth is made again.
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("result.json")}
+    missing = runs / "kanet_qkv-seed1"
+    shutil.rmtree(missing)
+    assert main([*arguments, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert [run["top1"] for run in again["runs"]] == [run["top1"] for run in found["runs"]]
+    kept = [path for path in runs.rglob("result.json") if path.stat().st_mtime_ns == before[path]]
+    assert len(kept) == 3
+    # Other settings are another comparison.
+    assert "holds a run with other settings" in error_of(capsys, [*arguments, "optimiser.lr=0.5"])
+
+
+def test_compare_goes_on_when_a_run_fails(recipe_file, tmp_path, capsys):
+    arguments = ["compare", "--config", str(recipe_file), "--models", "mobilenetv2,kanet_kw", "--seeds", "0"]
+    arguments += ["--folder", str(tmp_path / "runs"), "--output", str(tmp_path / "tiny.json"), "epochs=1"]
+    assert main(arguments) == 1
+    assert "kanet_kw, seed 0 failed: kronattn: error: unknown model 'kanet_kw'" in capsys.readouterr().err
+    assert len(json.loads((tmp_path / "tiny.json").read_text())["runs"]) == 1
+
+
+def test_compare_needs_its_baseline(recipe_file, capsys):
+    arguments = ["compare", "--config", str(recipe_file), "--models", "kanet_kv", "--baseline", "mobilenetv2"]
+    assert "--baseline mobilenetv2 is not among --models kanet_kv" in error_of(capsys, arguments)
+
+
+def test_bench_loader(recipe_file, tmp_path, capsys):
+    output = tmp_path / "loader.json"
+    assert main(["bench", "loader", "--config", str(recipe_file), "--epochs", "2", "--output", str(output)]) == 0
+    assert "images a second" in capsys.readouterr().out
+    found = json.loads(output.read_text())
+    assert found["kept"] == pytest.approx(found["images_per_second"] / found["without_data"], rel=0.01)

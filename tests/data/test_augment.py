@@ -1,0 +1,90 @@
+"""Augmentation of batches: each image with draws of its own, and the same pixels as one image at a time."""
+
+import pytest
+import torch
+
+from kronattn.data import augment
+from kronattn.data.transforms import ImageSettings, evaluation_transform
+
+
+@pytest.fixture
+def places():
+    """(64, 3, 20, 24) whose first channel is the row and whose second is the column."""
+    row, column = torch.meshgrid(torch.arange(20), torch.arange(24), indexing="ij")
+    return torch.stack((row, column, row * 0)).to(torch.uint8).expand(64, 3, 20, 24).contiguous()
+
+
+def test_random_crops_are_windows(places):
+    torch.manual_seed(0)
+    cut = augment.random_crop(places, 8)
+    top, left = cut[:, 0, 0, 0].long(), cut[:, 1, 0, 0].long()
+    inside = torch.arange(8)
+    assert torch.equal(cut[:, 0, :, 3].long(), top[:, None] + inside)
+    assert torch.equal(cut[:, 1, 5, :].long(), left[:, None] + inside)
+    assert set(top.tolist()) == set(range(13))
+    assert set(left.tolist()) == set(range(17))
+
+
+def test_resized_crops_cover_the_asked_for_area(places):
+    torch.manual_seed(0)
+    cut = augment.random_resized_crop(places, 10, scale=(0.3, 0.6))
+    # Ten samples in a window of a share s: their steps are s · 20 / 10 rows and s · 24 / 10 columns.
+    height = (cut[:, 0, 6, 5] - cut[:, 0, 4, 5]) / 2 * 10 / 20
+    width = (cut[:, 1, 5, 6] - cut[:, 1, 5, 4]) / 2 * 10 / 24
+    area = height * width
+    assert 0.29 < area.min() < 0.36
+    assert 0.53 < area.max() < 0.61
+    assert ((width / height > 0.74) & (width / height < 1.34)).all()
+
+
+def test_resized_crop_of_everything_is_the_image(places):
+    cut = augment.random_resized_crop(places[:, :, :, :20], 20, scale=(1.0, 1.0), ratio=(1.0, 1.0))
+    assert torch.allclose(cut, places[:, :, :, :20].float(), atol=1e-4)
+
+
+def test_some_images_are_mirrored(places):
+    torch.manual_seed(0)
+    mirrored = augment.flip(places, 0.5)
+    which = mirrored[:, 1, 0, 0] == 23
+    assert 15 < which.sum() < 49
+    assert torch.equal(mirrored[which], places[which].flip(-1))
+    assert torch.equal(mirrored[~which], places[~which])
+    assert torch.equal(augment.flip(places, 0.0), places)
+
+
+def test_centre_crop_is_torchvisions():
+    images = torch.randint(256, (3, 3, 40, 40), dtype=torch.uint8)
+    settings = ImageSettings(resize=32, size=27)
+    ours = augment.center_crop(images, 32, 27)
+    theirs = torch.stack([evaluation_transform(settings)(image) for image in images])
+    assert ours.shape == theirs.shape
+    assert (ours - theirs.float()).abs().max() < 1.01
+
+
+def test_jitter_keeps_the_range_and_differs_between_images():
+    images = torch.full((8, 3, 4, 4), 100.0)
+    images[:, 0] = 200
+    torch.manual_seed(0)
+    varied = augment.jitter(images, 0.4)
+    assert varied.min() >= 0
+    assert varied.max() <= 255
+    assert len({round(float(image.mean()), 3) for image in varied}) == 8
+    assert augment.jitter(images, 0.0) is images
+
+
+def test_erasing_blanks_a_rectangle():
+    torch.manual_seed(0)
+    erased = augment.random_erase(torch.ones(200, 3, 32, 32), 1.0) == 0
+    assert (erased[:, 0] == erased[:, 2]).all()
+    share = erased[:, 0].float().mean((1, 2))
+    assert share.min() > 0.005
+    assert 0.2 < share.max() < 0.4
+    rows, columns = erased[:, 0].any(2).sum(1), erased[:, 0].any(1).sum(1)
+    assert torch.equal(rows * columns, erased[:, 0].sum((1, 2)))
+    assert (augment.random_erase(torch.ones(2, 3, 8, 8), 0.0) == 1).all()
+
+
+def test_normalise():
+    settings = ImageSettings(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+    images = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 3, 2, 2)
+    assert torch.allclose(augment.normalise(images, settings)[:, 0, 0, 0], torch.tensor([-2.0, 2.0]))

@@ -1,0 +1,219 @@
+"""Training runs, from a recipe to the files they leave: what they keep, how they end, and what they survive."""
+
+import csv
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kronattn.models.files import load_model
+from kronattn.training.callbacks import Diverged
+from kronattn.training.evaluation import evaluate
+from kronattn.training.recipe import load_recipe
+from kronattn.training.run import train
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def with_settings(recipe_file: Path, *settings: str):
+    return load_recipe(recipe_file, settings)
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    first, second = load_file(one / "weights.safetensors"), load_file(other / "weights.safetensors")
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_what_a_run_leaves(recipe, tmp_path):
+    result = train(recipe, folder=tmp_path / "run", command="kronattn train --config small.yaml")
+    run = tmp_path / "run"
+    names = {path.name.split(".")[0] for path in run.iterdir()}
+    assert names >= {"config", "last", "best", "history", "result", "curves", "weights", "README", "events"}
+    assert json.loads((run / "result.json").read_text()) == result
+    assert load_recipe(run / "config.yaml") == recipe
+    rows = list(csv.DictReader((run / "history.csv").open()))
+    assert [row["epoch"] for row in rows] == ["1", "2", "3"]
+    assert float(rows[-1]["val/top1"]) == pytest.approx(result["top1"])
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    card = (run / "README.md").read_text()
+    assert "kanet_kv" in card
+    assert "kronattn train --config small.yaml" in card
+    assert "n01440764" in card
+    assert result["images_per_second"] > 0
+    assert 0 <= result["waiting_for_data"] < 1
+
+
+def test_every_file_of_a_run_gives_the_same_network(recipe, tmp_path):
+    result = train(recipe, folder=tmp_path / "run")
+    path = recipe.data.path
+    for name in ("weights.safetensors", "last.ckpt"):
+        found = evaluate(tmp_path / "run" / name, path, accelerator="cpu")
+        assert found["top1"] == pytest.approx(result["top1"])
+        assert found["images"] == 6
+        assert sum(entry["images"] for entry in found["classes"]) == 6
+        assert 0 <= found["calibration_error"] <= 1
+    network, description = load_model(tmp_path / "run" / "best.ckpt")
+    assert description.classes == ["n01440764", "n02102040"]
+    assert network(torch.zeros(1, 3, 32, 32)).shape == (1, 2)
+
+
+def test_the_same_seed_gives_the_same_bits(recipe, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(replace(recipe, seed=seed, epochs=2), folder=tmp_path / name)
+    assert same_weights(tmp_path / "a", tmp_path / "b")
+    assert not same_weights(tmp_path / "a", tmp_path / "c")
+
+
+def test_a_config_that_a_run_used_repeats_it(recipe, tmp_path):
+    train(replace(recipe, epochs=2), folder=tmp_path / "a")
+    train(load_recipe(tmp_path / "a" / "config.yaml"), folder=tmp_path / "b")
+    assert same_weights(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize("in_memory", ["yes", "no"])
+def test_killed_and_resumed(recipe_file, tmp_path, in_memory):
+    """SIGKILL in the middle of an epoch; the resumed run ends with the same weights, bit for bit."""
+    settings = (f"data.in_memory={in_memory}", "data.workers=1", "epochs=4")
+    recipe = with_settings(recipe_file, *settings)
+    train(recipe, folder=tmp_path / "whole")
+    command = [sys.executable, "-m", "tests.training.killed", str(recipe_file), str(tmp_path / "killed"), *settings]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    deadline = time.monotonic() + 240
+    while not (tmp_path / "killed" / "reached").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "result.json").exists()
+    result = train(recipe, folder=tmp_path / "killed", resume=True)
+    assert same_weights(tmp_path / "whole", tmp_path / "killed")
+    histories = [(tmp_path / name / "history.csv").read_text() for name in ("whole", "killed")]
+    assert histories[0] == histories[1]
+    assert result["top1"] == json.loads((tmp_path / "whole" / "result.json").read_text())["top1"]
+
+
+def test_a_finished_run_is_taken_as_it_is(recipe, tmp_path):
+    first = train(replace(recipe, epochs=1), folder=tmp_path / "run")
+    assert train(replace(recipe, epochs=1), folder=tmp_path / "run", resume=True) == first
+
+
+def test_a_run_is_not_overwritten(recipe, tmp_path):
+    train(replace(recipe, epochs=1), folder=tmp_path / "run")
+    with pytest.raises(FileExistsError, match="holds a run already: --resume continues it"):
+        train(recipe, folder=tmp_path / "run")
+
+
+def test_a_checkpoint_of_another_network(recipe, recipe_file, tmp_path):
+    train(replace(recipe, epochs=1), folder=tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    with pytest.raises(ValueError, match="is a checkpoint of kanet_kv, but the recipe trains attnnet"):
+        train(with_settings(recipe_file, "model.name=attnnet"), folder=tmp_path / "run", resume=True)
+
+
+def test_diverging(recipe_file, tmp_path):
+    recipe = with_settings(recipe_file, "optimiser.lr=1e30", "epochs=2")
+    with pytest.raises(Diverged, match=r"the loss is no number any more since step \d, in epoch 1 of 2"):
+        train(recipe, folder=tmp_path / "run")
+    assert not (tmp_path / "run" / "last.ckpt").exists()
+
+
+def test_diverging_later_keeps_the_last_good_checkpoint(recipe, tmp_path):
+    from lightning.pytorch.callbacks import Callback
+
+    class Poison(Callback):
+        def on_train_epoch_start(self, trainer, module):
+            if trainer.current_epoch == 1:
+                with torch.no_grad():
+                    module.network.classifier.weight.fill_(float("nan"))
+
+    with pytest.raises(Diverged, match="in epoch 2 of 3"):
+        train(recipe, folder=tmp_path / "run", callbacks=[Poison()])
+    network, _ = load_model(tmp_path / "run" / "last.ckpt")
+    assert all(tensor.isfinite().all() for tensor in network.state_dict().values())
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(recipe, tmp_path):
+    """A limit on the size of files stands for the disk: the write fails half-way, as on a full one."""
+    from lightning.pytorch.callbacks import Callback
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Fill(Callback):
+        def on_train_epoch_start(self, trainer, module):
+            if trainer.current_epoch == 1:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
+
+    try:
+        with pytest.raises(OSError, match="last one is whole|File too large"):
+            train(recipe, folder=tmp_path / "run", callbacks=[Fill()])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    load_model(tmp_path / "run" / "last.ckpt")
+    assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
+    assert train(recipe, folder=tmp_path / "run", resume=True)["epochs"] == 3
+
+
+def test_too_few_images(recipe, tmp_path):
+    with pytest.raises(ValueError, match="18 training images do not fill one batch of 64"):
+        train(replace(recipe, batch_size=64), folder=tmp_path / "run")
+
+
+@pytest.mark.parametrize("in_memory", ["yes", "no"])
+def test_bad_images(recipe_file, folder, tmp_path, in_memory):
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "images")
+    broken = tmp_path / "images" / "train" / "n02102040" / "4.JPEG"
+    broken.write_bytes(broken.read_bytes()[:300])
+    settings = (f"data.path={tmp_path / 'images'}", f"data.in_memory={in_memory}", "data.workers=1", "epochs=1")
+    with pytest.raises(Exception, match=r"n02102040/4.JPEG is broken"):
+        train(with_settings(recipe_file, *settings), folder=tmp_path / "a")
+    recipe = with_settings(recipe_file, *settings, "data.skip_bad_images=true")
+    result = train(recipe, folder=tmp_path / "b")
+    assert result["skipped_images"] == 1
+    assert result["skipped"][0].endswith("n02102040/4.JPEG")
+
+
+def test_start_from_a_file(recipe, tmp_path):
+    train(replace(recipe, epochs=1), folder=tmp_path / "a")
+    start = replace(recipe.model, weights=str(tmp_path / "a" / "weights.safetensors"))
+    result = train(replace(recipe, model=start, epochs=1), folder=tmp_path / "b")
+    assert result["epochs"] == 1
+    other = replace(start, name="kanet_kv", options={"width": 0.5})
+    with pytest.raises(ValueError, match="does not fit the network"):
+        train(replace(recipe, model=other), folder=tmp_path / "c")
+
+
+def test_mixing_compiling_and_a_network_of_timms(recipe_file, tmp_path):
+    pytest.importorskip("timm")
+    settings = ("model.name=timm/resnet10t", "model.options={}", "data.images.mixup=0.2", "data.images.cutmix=1.0")
+    more = ("data.images.crop=resized", "data.images.erase=0.5", "data.images.jitter=0.3", "epochs=1")
+    result = train(with_settings(recipe_file, *settings, *more, "channels_last=true"), folder=tmp_path / "run")
+    assert result["model"] == "timm/resnet10t"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_papers_recipe_end_to_end(folder, tmp_path, processes):
+    """On a tiny folder in ImageNet's layout; two processes through Lightning's DDP, as under torchrun."""
+    settings = ["epochs=1", "batch_size=8", f"devices={processes}", "accelerator=cpu", "precision=32-true"]
+    small = ["model.options.width=0.25", "data.in_memory=no", "data.workers=1"]
+    command = [sys.executable, "-m", "kronattn.cli", "train", "--config", str(RECIPES / "imagenet" / "kanet_kv.yaml")]
+    command += ["--data", str(folder), "--output", str(tmp_path / "run"), "--json", *settings, *small]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads(done.stdout)
+    assert (result["data"], result["epochs"]) == ("imagenet", 1)
+    assert load_model(tmp_path / "run" / "weights.safetensors")[1].size == 224
