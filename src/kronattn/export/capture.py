@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kronattn.export.check import LIMIT, Difference, largest_difference
+from kronattn.export.rewrite import rewritten
 from kronattn.export.runtime import require_onnx, run_onnx
 from kronattn.models.files import DESCRIPTION_KEY, Description, load_model
 from kronattn.models.registry import MODELS, create_model
@@ -90,7 +91,9 @@ def export_network(
     if not dynamic:
         sizes = [(description.size, description.size)]
     batch, height, width = _EXAMPLE if dynamic else (1, description.size, description.size)
-    program = _captured(model, torch.zeros(batch, channels, height, width), dynamic)
+    # What is compared in the end is the network itself.
+    captured = rewritten(model) if format == "onnx" else model
+    program = _captured(captured, torch.zeros(batch, channels, height, width), dynamic)
     content, run = (_onnx if format == "onnx" else _torch_export)(program, description, dynamic)
     # Two images where the batch is free: a batch of one can hide a wrong axis.
     batch = 2 if dynamic else 1
