@@ -22,12 +22,13 @@ def demo(
     Example: kronattn demo --weights kanet_kv --port 7861
     """
     from kronattn.data.prepare import require_torchvision
+
+    require_torchvision("the page")
     from kronattn.demo.serve import require_gradio, serve
     from kronattn.models.files import load_model
     from kronattn.predict.inputs import list_images
 
     require_gradio()
-    require_torchvision("the page")
     given = list_images([examples])[:12] if examples is not None else []
     model, description = load_model(weights)
 

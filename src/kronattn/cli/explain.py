@@ -26,8 +26,12 @@ def explain(
 
     Example: kronattn explain cat.jpg --weights kanet_kv --at 120,80 --output cat.html
     """
+    from kronattn.data.prepare import prepare_image, require_torchvision
+    from kronattn.tables.rendering import require_matplotlib
+
+    require_torchvision("explain")
+    require_matplotlib("explain")
     from kronattn.data.images import read_image
-    from kronattn.data.prepare import prepare_image
     from kronattn.explain import (
         choose_layers,
         compare_operators,
@@ -38,12 +42,10 @@ def explain(
     )
     from kronattn.measure import resolve_device
     from kronattn.models.files import load_model
-    from kronattn.tables.rendering import require_matplotlib
 
     if output.suffix.lower() not in (".png", ".svg", ".html", ".htm"):
         raise ValueError(f"--output must end in .png, .svg or .html, got {output}")
     check_writable(output)
-    require_matplotlib("explain")
     picture = read_image(image)
     place = parse_place(at, picture.width, picture.height)
     on = resolve_device(device)

@@ -39,8 +39,10 @@ def export(
 
     Example: kronattn export kanet_kv --dynamic --output kanet_kv.onnx
     """
-    from kronattn.export import export_network, find_network
-    from kronattn.export.capture import FORMATS
+    from kronattn.data.prepare import require_torchvision
+
+    require_torchvision("export")
+    from kronattn.export import FORMATS, export_network, find_network
 
     if format not in FORMATS:
         raise ValueError(f"--format must be {' or '.join(FORMATS)}, not {format!r}")

@@ -38,9 +38,11 @@ def predict(
 
     Example: kronattn predict photos/ cat.jpg --weights kanet_kv --top 3 --output found.csv
     """
+    from kronattn.data.prepare import require_torchvision
+
+    require_torchvision("predict")
     import torch
 
-    from kronattn.data.prepare import require_torchvision
     from kronattn.measure import resolve_device
     from kronattn.models.files import load_model
     from kronattn.predict import list_images, predict_files, results_csv, results_json, results_table
@@ -50,7 +52,6 @@ def predict(
         if output.suffix.lower() not in (".csv", ".json"):
             raise ValueError(f"--output must end in .csv or .json, got {output}")
         check_writable(output)
-    require_torchvision("predict")
     paths = list_images(images)
     on = resolve_device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     model, description = load_model(weights)

@@ -2,7 +2,6 @@
 
 from kronattn.export.capture import FORMATS, SIZES, Exported, export_network, find_network
 from kronattn.export.check import LIMIT, Difference, largest_difference
-from kronattn.export.quantise import measure_accuracy, quantise
 
 __all__ = [
     "FORMATS",
@@ -13,6 +12,4 @@ __all__ = [
     "export_network",
     "find_network",
     "largest_difference",
-    "measure_accuracy",
-    "quantise",
 ]
