@@ -69,8 +69,8 @@ class StopWhenDiverging(Callback):
 class Speed(Callback):
     """Images a second in training, and the share of the time in which the loop waited for the next batch.
 
-    An epoch counts from its first batch to its last, without validation and checkpoints; the first epoch of a process
-    is left out, since it compiles and warms up.
+    An epoch counts from its first batch to its last, without validation and checkpoints, which ``training_share``
+    tells of; the first epoch of a process is left out, since it compiles and warms up.
     """
 
     def __init__(self) -> None:
@@ -78,13 +78,17 @@ class Speed(Callback):
         self._images = 0
         self._seconds = 0.0
         self._waited = 0.0
+        self._whole = 0.0
         self._start = self._last_end = 0.0
         self._pending = 0
         self._pending_wait = 0.0
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         _finish(pl_module.device)
-        self._start = self._last_end = time.perf_counter()
+        now = time.perf_counter()
+        if self._seen > 1:
+            self._whole += now - self._start
+        self._start = self._last_end = now
         self._pending = 0
         self._pending_wait = 0.0
 
@@ -107,12 +111,15 @@ class Speed(Callback):
         self._last_end = time.perf_counter()
 
     def results(self) -> dict[str, float | None]:
-        """``images_per_second`` and ``waiting_for_data``, a share; ``None`` after a single epoch."""
+        """``images_per_second``, ``waiting_for_data`` and ``training_share``; ``None`` after a single epoch."""
         if not self._seconds:
-            return {"images_per_second": None, "waiting_for_data": None}
+            return {"images_per_second": None, "waiting_for_data": None, "training_share": None}
+        # The last epoch's end is not seen: as if it took as long as the others.
+        whole = self._whole / (self._seen - 2) * (self._seen - 1) if self._seen > 2 else None
         return {
             "images_per_second": round(self._images / self._seconds, 1),
             "waiting_for_data": round(self._waited / self._seconds, 4),
+            "training_share": round(self._seconds / whole, 4) if whole else None,
         }
 
 
