@@ -85,6 +85,23 @@ def exports() -> list[str]:
     return [*lines, "", f"torch {versions['torch'].split('+')[0]}, onnxruntime {versions['onnxruntime']}."]
 
 
+def latency() -> list[str]:
+    """Time over MobileNetV2's in the same runtime."""
+    found = _read("export-cpu.json")
+    rows = {(row["network"], row["runtime"]): row for row in found["rows"]}
+    runtimes = list(dict.fromkeys(runtime for _, runtime in rows))
+    lines = [f"| | {' | '.join(runtimes)} |", "|---|" + "---:|" * len(runtimes)]
+    for name in dict.fromkeys(name for name, _ in rows):
+        cells = (rows[name, runtime] for runtime in runtimes)
+        lines.append(
+            f"| `{name}` | "
+            + " | ".join(f"{cell['over_base']:.2f} ({readme._three(cell['milliseconds'])} ms)" for cell in cells)
+            + " |"
+        )
+    environment = found["environment"]
+    return [*lines, "", f"Threads: {environment['threads']}. {readme._environment(found)}"]
+
+
 def insert() -> list[str]:
     """What attention adds to each example."""
     found = _read("insert-cpu.json")
@@ -105,7 +122,7 @@ def insert() -> list[str]:
 
 TABLES = {
     "tables.md": {"table2": table2, "networks": networks},
-    "use.md": {"exports": exports},
+    "use.md": {"exports": exports, "latency": latency},
     "kernels.md": {"kernels": readme.kernels},
     "insert.md": {"insert": insert},
 }
