@@ -43,3 +43,15 @@ def test_modules_of_every_kind(block):
     x = torch.randn(2, 3, 7, 10)
     with torch.no_grad():
         torch.testing.assert_close(rewritten(block)(x), block(x), rtol=1e-4, atol=1e-5)
+
+
+def test_dilated_convolutions_stay_dilated():
+    """A segmenter's backbone has its strides replaced by dilation."""
+    block = BaseSkipModule(3, 6, stride=2)
+    block.depthwise.conv.stride, block.depthwise.conv.dilation = (1, 1), (2, 2)
+    block.depthwise.conv.padding = (2, 2)
+    block = settled(block, size=9)
+    x = torch.randn(2, 3, 7, 10)
+    with torch.no_grad():
+        assert block(x).shape == (2, 6, 7, 10)
+        torch.testing.assert_close(rewritten(block)(x), block(x), rtol=1e-4, atol=1e-5)

@@ -10,6 +10,7 @@ itself, whatever is done here.
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -70,18 +71,16 @@ def _folded(module: ConvNormAct) -> tuple[Tensor, Tensor]:
 
 
 class _Conv(nn.Module):
-    """A convolution of given weights."""
+    """A convolution of given weights with another's stride, padding and dilation."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, stride: int = 1, groups: int = 1) -> None:
+    def __init__(self, like: nn.Conv2d, weight: Tensor, bias: Tensor | None, *, groups: int = 1) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.contiguous(), requires_grad=False)
-        self.stride = stride
-        self.groups = groups
+        self.settings: Any = (like.stride, like.padding, like.dilation, groups)
 
     def forward(self, x: Tensor) -> Tensor:
-        padding = self.weight.shape[-1] // 2
-        return F.conv2d(x, self.weight, self.bias, self.stride, padding, groups=self.groups)
+        return F.conv2d(x, self.weight, self.bias, *self.settings)
 
 
 class _BaseSkip(nn.Module):
@@ -93,11 +92,12 @@ class _BaseSkip(nn.Module):
         self.expand, self.act, self.skips = module.expand, module.depthwise.act, module.skips
         count = module.expanded - module.in_channels
         weight, bias = _folded(module.depthwise)
-        stride = module.stride
-        self.depthwise_new = _Conv(weight[:count], bias[:count], stride=stride, groups=count)
-        self.depthwise_old = _Conv(weight[count:], bias[count:], stride=stride, groups=module.in_channels)
+        conv = module.depthwise.conv
+        self.depthwise_new = _Conv(conv, weight[:count], bias[:count], groups=count)
+        self.depthwise_old = _Conv(conv, weight[count:], bias[count:], groups=module.in_channels)
         weight, bias = _folded(module.project)
-        self.project_new, self.project_old = _Conv(weight[:, :count], bias), _Conv(weight[:, count:], None)
+        conv = module.project.conv
+        self.project_new, self.project_old = _Conv(conv, weight[:, :count], bias), _Conv(conv, weight[:, count:], None)
 
     def forward(self, x: Tensor) -> Tensor:
         new = self.project_new(self.act(self.depthwise_new(self.expand(x))))
@@ -117,7 +117,9 @@ class _Attn(nn.Module):
         self.adds_input = isinstance(module, AttnSkipModule) and module.stride == 1
         count = module.expanded - module.in_channels
         weight, bias = _folded(module.project)
-        self.project_local, self.project_global = _Conv(weight[:, :count], bias), _Conv(weight[:, count:], None)
+        conv = module.project.conv
+        self.project_local = _Conv(conv, weight[:, :count], bias)
+        self.project_global = _Conv(conv, weight[:, count:], None)
 
     def forward(self, x: Tensor) -> Tensor:
         attended = self.attn(x)
