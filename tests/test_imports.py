@@ -19,6 +19,11 @@ EXTRAS = (
     "sklearn",
     "fvcore",
     "scipy",
+    "gradio",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "PIL",
 )
 
 BLOCK = f"""
@@ -72,6 +77,11 @@ def test_importing_does_not_import_extras():
         (
             "import kronattn; kronattn.create_model('deeplabv2_kao_kv')",
             "the backbone resnet101 needs torchvision: pip install 'kronattn[vision]'",
+        ),
+        ("from kronattn.export.runtime import require_onnx as needed; needed()", "pip install 'kronattn[export]'"),
+        (
+            "from kronattn.data.prepare import require_torchvision as needed; needed('predict')",
+            "predict needs torchvision: pip install 'kronattn[vision]'",
         ),
     ],
 )

@@ -2,6 +2,7 @@
 
 from kronattn.models import create_model, list_models
 from kronattn.models.timm_hook import register_when_timm_is_imported
+from kronattn.nn import record_coefficients
 from kronattn.ops import attention, axis_averages, kronecker_attention, outer_sum
 from kronattn.version import __version__
 
@@ -13,6 +14,7 @@ __all__ = [
     "kronecker_attention",
     "list_models",
     "outer_sum",
+    "record_coefficients",
 ]
 
 register_when_timm_is_imported()

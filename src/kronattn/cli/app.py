@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from kronattn.cli import bench, compare, evaluate, report, tables, theorem, train
+from kronattn.cli import bench, compare, demo, evaluate, explain, export, predict, report, tables, theorem, train
 from kronattn.version import __version__
 
 # ClickException: typer brings its own copy of click from 0.26 on, and re-exports only its leaves.
@@ -40,6 +40,10 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("compare", context_settings=train.CONTEXT)(compare.compare)
 app.command("theorem")(theorem.theorem)
 app.command("report")(report.report)
+app.command("predict")(predict.predict)
+app.command("explain")(explain.explain)
+app.command("export")(export.export)
+app.command("demo")(demo.demo)
 app.add_typer(tables.app, name="tables")
 app.add_typer(bench.app, name="bench")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -18,7 +19,7 @@ from kronattn.cli.output import (
 )
 from kronattn.cli.train import CONTEXT, overrides_of
 
-__all__ = ["app", "heads", "loader", "networks", "operators"]
+__all__ = ["app", "export", "heads", "loader", "networks", "operators"]
 
 app = typer.Typer(no_args_is_help=True, help="Speed against peers, as ratios within one run.")
 
@@ -224,9 +225,49 @@ def heads(
     console.print(", ".join(f"{name} {value}" for name, value in costs.environment.items()), style="dim")
 
 
+@app.command()
+def export(
+    models: str = typer.Option("", help="Comma-separated names. Default: mobilenetv2, kanet_kv, kanet_qkv."),
+    runtimes: str = typer.Option("eager,compiled,onnxruntime", help="Which of the three."),
+    batch: int = typer.Option(1, min=1, help="Images in a batch."),
+    size: int = typer.Option(224, min=32, help="Height and width of the images."),
+    seconds: float = typer.Option(20.0, min=0.01, help="Time to spend on timing; capturing takes longer."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+    output: Path | None = typer.Option(None, help="Write the JSON object into this file too."),
+) -> None:
+    """Latency on the CPU of PyTorch eager, torch.compile and onnxruntime, KANet against MobileNetV2.
+
+    Example: kronattn bench export --runtimes eager,onnxruntime --output latency.json
+    """
+    from kronattn.bench.export import DEFAULT_NETWORKS, RUNTIMES, bench_export, latency_table, to_json
+    from kronattn.export.runtime import require_onnx
+    from kronattn.models.registry import MODELS
+    from kronattn.tables.rendering import to_rich
+
+    chosen = _choices(runtimes, "--runtimes", RUNTIMES)
+    names = [name.strip() for name in models.split(",") if name.strip()] or list(DEFAULT_NETWORKS)
+    for name in names:
+        if name not in MODELS:
+            raise ValueError(f"unknown network {name!r}: known are {', '.join(MODELS)}")
+    if "onnxruntime" in chosen:
+        require_onnx()
+    if output is not None:
+        check_writable(output)
+    track = partial(progress, description="Capturing")
+    latencies = bench_export(names, chosen, batch=batch, size=size, seconds=seconds, track=track)
+    found = to_json(latencies, batch=batch, size=size)
+    if output is not None:
+        write_atomically(output, json_module.dumps(found, indent=2) + "\n")
+    if json:
+        print_json(found)
+        return
+    console.print(to_rich(latency_table(latencies, batch=batch, size=size), width=console.width))
+    console.print(", ".join(f"{name} {value}" for name, value in found["environment"].items()), style="dim")
+
+
 def _choices(given: str, option: str, known: tuple[str, ...]) -> list[str]:
     chosen = [choice.strip() for choice in given.split(",")]
     for choice in chosen:
         if choice not in known:
-            raise ValueError(f"{option} must be {' or '.join(known)}, or both with a comma, not {choice!r}")
+            raise ValueError(f"{option} must be {' or '.join(known)}, or several with commas, not {choice!r}")
     return chosen

@@ -1,0 +1,38 @@
+"""``kronattn demo``: a page on this computer to try a trained network on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from kronattn.cli.output import console
+
+__all__ = ["demo"]
+
+
+def demo(
+    weights: str = typer.Option("kanet_kv", help="A trained network: a file, or one that comes with weights."),
+    host: str = typer.Option("127.0.0.1", help="Address to serve on. The default is this computer alone."),
+    port: int = typer.Option(7860, min=0, max=65535, help="Port to serve on; 0 for any that is free."),
+    examples: Path | None = typer.Option(None, help="Folder of images to offer as examples."),
+) -> None:
+    """Serve a page: drop an image in, see its classes, click on it, and see where that position attends.
+
+    Example: kronattn demo --weights kanet_kv --port 7861
+    """
+    from kronattn.data.prepare import require_torchvision
+
+    require_torchvision("the page")
+    from kronattn.demo.serve import require_gradio, serve
+    from kronattn.models.files import load_model
+    from kronattn.predict.inputs import list_images
+
+    require_gradio()
+    given = list_images([examples])[:12] if examples is not None else []
+    model, description = load_model(weights)
+
+    def announce(address: str) -> None:
+        console.print(f"Page: {address} (stop with Ctrl+C)", highlight=False, markup=False, soft_wrap=True)
+
+    serve(model, description, host=host, port=port, examples=given, announce=announce)

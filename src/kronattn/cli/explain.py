@@ -1,0 +1,74 @@
+"""``kronattn explain``: where a position of an image attends, layer by layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from kronattn.cli.output import check_writable, console, print_json, write_atomically, write_figure
+
+__all__ = ["explain"]
+
+
+def explain(
+    image: Path = typer.Argument(help="An image file."),
+    weights: str = typer.Option(..., help="A trained network: a file, or the name of one that comes with weights."),
+    at: str | None = typer.Option(None, help="The position to look from: x,y in pixels. Default: the centre."),
+    layer: str | None = typer.Option(None, help="Comma-separated names or numbers of attention layers. Default: all."),
+    output: Path = typer.Option(Path("out/explain.png"), help="Write the picture (.png, .svg) or page (.html) here."),
+    device: str = typer.Option("cpu", help="Where to run: cpu, cuda, cuda:1."),
+    json: bool = typer.Option(False, "--json", help="Print the weights as one JSON object too."),
+) -> None:
+    """Draw the row and column weights of a position, and the map they imply, for KAO_KV, KAO_QKV and regular attention.
+
+    The network's own operator attends as it was trained; the two others see the same features in the same layer.
+
+    Example: kronattn explain cat.jpg --weights kanet_kv --at 120,80 --output cat.html
+    """
+    from kronattn.data.prepare import prepare_image, require_torchvision
+    from kronattn.tables.rendering import require_matplotlib
+
+    require_torchvision("explain")
+    require_matplotlib("explain")
+    from kronattn.data.images import read_image
+    from kronattn.explain import (
+        choose_layers,
+        compare_operators,
+        draw_layers,
+        grid_position,
+        parse_place,
+        render_explanation,
+    )
+    from kronattn.measure import resolve_device
+    from kronattn.models.files import load_model
+
+    if output.suffix.lower() not in (".png", ".svg", ".html", ".htm"):
+        raise ValueError(f"--output must end in .png, .svg or .html, got {output}")
+    check_writable(output)
+    picture = read_image(image)
+    place = parse_place(at, picture.width, picture.height)
+    on = resolve_device(device)
+    model, description = load_model(weights)
+    prepared = prepare_image(picture, description, cut="whole").unsqueeze(0).to(on)
+    chosen = choose_layers(compare_operators(model.to(on), prepared), layer)
+    if output.suffix.lower() in (".html", ".htm"):
+        lead = f"{description.model} looks at the image from the marked position."
+        page = render_explanation(picture, chosen, place, title=f"Where attention looks: {image.name}", lead=lead)
+        write_atomically(output, page)
+    else:
+        write_figure(output, draw_layers(picture, chosen, place))
+    if not json:
+        console.print(f"Explanation: {output}", highlight=False, markup=False, soft_wrap=True)
+        return
+    layers = []
+    for one in chosen:
+        position = grid_position(place, one.grid)
+        weights_of = {mode: call.at(*position) for mode, call in one.calls.items()}
+        operators = {
+            mode: {"rows": found.rows[0].tolist(), "columns": found.columns[0].tolist(), "total": found.total}
+            for mode, found in weights_of.items()
+        }
+        grid, where = list(one.grid), list(position)
+        layers.append({"layer": one.name, "own": one.own, "grid": grid, "position": where, "operators": operators})
+    print_json({"image": str(image), "model": description.model, "output": str(output), "layers": layers})

@@ -1,0 +1,91 @@
+"""``kronattn predict``: what a trained network says about images."""
+
+from __future__ import annotations
+
+import io
+import json as json_module
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kronattn.cli.output import check_writable, console, print_json, progress, write_atomically
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from kronattn.predict import Result
+
+__all__ = ["predict"]
+
+
+def predict(
+    images: list[Path] = typer.Argument(help="Image files, and folders of them."),
+    weights: str = typer.Option(..., help="A trained network: a file, or the name of one that comes with weights."),
+    top: int = typer.Option(5, min=1, help="How many classes to give for each image."),
+    batch: int = typer.Option(16, min=1, help="Images in a batch."),
+    device: str = typer.Option("auto", help="Where to run: cpu, cuda, cuda:1. Default: a GPU where there is one."),
+    output: Path | None = typer.Option(None, help="Write the predictions into this file, .csv or .json."),
+    overlays: Path = typer.Option(Path("out/overlays"), help="Segmentation: the folder for pictures."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+) -> None:
+    """Classify images, or segment them and draw the classes over them, as the network's weights say.
+
+    A file that cannot be read is named on standard error, the others go on, and the exit code is then 1.
+
+    Example: kronattn predict photos/ cat.jpg --weights kanet_kv --top 3 --output found.csv
+    """
+    from kronattn.data.prepare import require_torchvision
+
+    require_torchvision("predict")
+    import torch
+
+    from kronattn.measure import resolve_device
+    from kronattn.models.files import load_model
+    from kronattn.predict import list_images, predict_files, results_csv, results_json, results_table
+    from kronattn.tables.rendering import to_rich
+
+    if output is not None:
+        if output.suffix.lower() not in (".csv", ".json"):
+            raise ValueError(f"--output must end in .csv or .json, got {output}")
+        check_writable(output)
+    paths = list_images(images)
+    on = resolve_device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    model, description = load_model(weights)
+    segments = description.task == "segmentation"
+    if segments:
+        check_writable(overlays / "overlay.png")
+    track = partial(progress, description="Predicting")
+    results: list[Result] = []
+    for result in predict_files(paths, model, description, top=top, batch=batch, device=on, track=track):
+        if result.error and len(paths) == 1:
+            raise ValueError(result.error)
+        if result.error:
+            print(f"kronattn: skipped: {result.error}", file=sys.stderr)
+        if result.picture is not None:
+            # Numbered, since images in two folders may have one name; and not kept, since there may be thousands.
+            name = f"{len(results):04d}-{result.path.stem}.png"
+            write_atomically(overlays / name, _png(result.picture))
+            result = replace(result, picture=None)
+        results.append(result)
+    found = results_json(results, description)
+    if output is not None:
+        text = results_csv(results) if output.suffix.lower() == ".csv" else json_module.dumps(found, indent=2) + "\n"
+        write_atomically(output, text)
+    if json:
+        print_json(found)
+    else:
+        console.print(to_rich(results_table(results, description), width=console.width))
+        if segments:
+            console.print(f"Overlays: {overlays}", highlight=False, markup=False, soft_wrap=True)
+    if any(result.error for result in results):
+        raise typer.Exit(1)
+
+
+def _png(picture: Image.Image) -> bytes:
+    data = io.BytesIO()
+    picture.save(data, "PNG")
+    return data.getvalue()

@@ -1,0 +1,18 @@
+"""Where attention looks: the three operators beside each other on one image, as a picture or a page."""
+
+from kronattn.explain.figure import draw_layer, draw_layers
+from kronattn.explain.operators import MODES, Comparison, compare_operators
+from kronattn.explain.page import render_explanation
+from kronattn.explain.place import choose_layers, grid_position, parse_place
+
+__all__ = [
+    "MODES",
+    "Comparison",
+    "choose_layers",
+    "compare_operators",
+    "draw_layer",
+    "draw_layers",
+    "grid_position",
+    "parse_place",
+    "render_explanation",
+]

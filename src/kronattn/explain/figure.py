@@ -1,0 +1,114 @@
+"""The picture: an image under the map of where one position attends, its row and column weights along the edges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kronattn.explain.operators import LABELS, MODES, Comparison
+from kronattn.explain.place import grid_position
+from kronattn.tables.rendering import require_matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+__all__ = ["draw_layer", "draw_layers"]
+
+_COLOURS = {"kv": "#2b6cb0", "qkv": "#dd6b20", "regular": "#718096"}
+_LONGEST = 448  # pixels of the picture below the map
+
+
+def draw_layer(
+    image: Image.Image, comparison: Comparison, place: tuple[float, float], modes: Sequence[str] = MODES
+) -> Figure:
+    """Draw one layer: a panel for each operator, beside each other.
+
+    Args:
+        image: the whole image that the network saw.
+        comparison: the layer, from :func:`kronattn.explain.compare_operators`.
+        place: x and y as fractions of the image's width and height.
+        modes: which operators, of "kv", "qkv" and "regular".
+
+    Example:
+        >>> import kronattn
+        >>> from PIL import Image
+        >>> from kronattn.explain import compare_operators
+        >>> model = kronattn.create_model("kanet_kv", width=0.25).eval()
+        >>> comparisons = compare_operators(model, torch.randn(1, 3, 64, 64))
+        >>> figure = draw_layer(Image.new("RGB", (64, 64)), comparisons[0], (0.5, 0.5))
+        >>> [axis.get_title(loc="left").split(",")[0] for axis in figure.axes if axis.get_title(loc="left")]
+        ['KAO_KV', 'KAO_QKV', 'regular']
+    """
+    return draw_layers(image, [comparison], place, modes)
+
+
+def draw_layers(
+    image: Image.Image,
+    comparisons: Sequence[Comparison],
+    place: tuple[float, float],
+    modes: Sequence[str] = MODES,
+) -> Figure:
+    """Draw several layers below each other; arguments as in :func:`draw_layer`."""
+    require_matplotlib("the figure")
+    from matplotlib.figure import Figure
+
+    small = image.copy()
+    small.thumbnail((_LONGEST, _LONGEST))
+    shape = min(max(small.height / small.width, 0.4), 2.5)
+    width = 3.1
+    figure = Figure(figsize=(width * len(modes) + 0.2, len(comparisons) * (width * shape + 0.55)), layout="constrained")
+    rows: Any = np.atleast_1d(figure.subfigures(len(comparisons), 1))  # type: ignore[arg-type]
+    for part, comparison in zip(rows, comparisons, strict=True):
+        row, column = grid_position(place, comparison.grid)
+        title = f"{comparison.name}: {comparison.grid[0]}×{comparison.grid[1]}, row {row}, column {column}"
+        part.suptitle(title, fontsize=9, x=0.01, ha="left")
+        panels = np.atleast_1d(part.subfigures(1, len(modes)))
+        for panel, mode in zip(panels, modes, strict=True):
+            _draw_panel(panel, np.asarray(small), comparison, mode, (row, column))
+    return figure
+
+
+def _draw_panel(panel: Any, image: np.ndarray, comparison: Comparison, mode: str, position: tuple[int, int]) -> None:
+    call = comparison.calls[mode]
+    weights = call.at(*position)
+    # One sample; heads are averaged, and the two queries of KAO_QKV too, so that all three maps add up to one.
+    rows, columns, places = (
+        x[0].mean(dim=0).float().cpu().numpy() / weights.total for x in (weights.rows, weights.columns, weights.map)
+    )
+    height, width = image.shape[:2]
+    colour = _COLOURS[mode]
+    axes = panel.subplots(
+        2, 2, gridspec_kw={"width_ratios": (1, 6), "height_ratios": (1, 6), "hspace": 0.02, "wspace": 0.02}
+    )
+    corner, top, left, main = axes.ravel()
+    corner.axis("off")
+
+    main.imshow(image, extent=(0, width, height, 0), aspect="auto")
+    shade = np.zeros((*places.shape, 4))
+    # From zero to the largest weight, so that an even map looks even.
+    shade[..., 3] = 0.8 * (1 - places / places.max())
+    main.imshow(shade, extent=(0, width, height, 0), interpolation="nearest", aspect="auto")
+    row, column = position
+    cell = (width / comparison.grid[1], height / comparison.grid[0])
+    from matplotlib.patches import Rectangle
+
+    main.add_patch(Rectangle((column * cell[0], row * cell[1]), *cell, fill=False, edgecolor="#f6e05e", linewidth=1.8))
+    main.set(xticks=[], yticks=[], xlim=(0, width), ylim=(height, 0))
+
+    step = width / len(columns)
+    top.bar(np.arange(len(columns)) * step, columns, width=step, align="edge", color=colour, linewidth=0)
+    top.set(xlim=(0, width), xticks=[], yticks=[])
+    step = height / len(rows)
+    left.barh(np.arange(len(rows)) * step, rows, height=step, align="edge", color=colour, linewidth=0)
+    left.set(ylim=(height, 0), xticks=[], yticks=[])
+    # One scale for both edges, or a faint row would look like a strong column.
+    most = max(float(rows.max()), float(columns.max())) * 1.05
+    top.set_ylim(0, most)
+    left.set_xlim(most, 0)
+    for axis in (top, left):
+        axis.spines[:].set_visible(False)
+    own = ", the network's own" if mode == comparison.own else ""
+    top.set_title(f"{LABELS[mode]}{own}", fontsize=9, loc="left", color=colour, fontweight="bold" if own else None)

@@ -1,0 +1,191 @@
+"""What one call of an attention layer looked at: its coefficients, by row, by column and as a map of positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from kronattn.ops.grid import outer_sum
+
+__all__ = ["PositionWeights", "RecordedAttention"]
+
+
+@dataclass(frozen=True)
+class PositionWeights:
+    """Where one position attends, for every sample and head.
+
+    ``axes`` holds a (N, H, size) tensor for each axis of the keys' grid, first axis first, and ``map`` the weight of
+    every position of that grid, (N, H, *key_grid).
+
+    For Kronecker attention the axes are the layer's coefficients, one weight a row and one a column, and the map is
+    what they imply: a row's weight is spread evenly over its positions, and so is a column's, because their keys and
+    values are averages. Nothing is multiplied. For the regular operator the map is the coefficients, and the axes
+    are its sums. The map adds up to ``total``: 1, but in mode "qkv" as many as there are axes, because a position
+    adds up what its row and what its column asked for.
+    """
+
+    axes: tuple[Tensor, ...]
+    map: Tensor
+    total: int
+
+    @property
+    def rows(self) -> Tensor:
+        """(N, H, h): the weight of each row."""
+        if len(self.axes) < 2:
+            raise ValueError("a grid of one axis has columns alone")
+        return self.axes[-2]
+
+    @property
+    def columns(self) -> Tensor:
+        """(N, H, w): the weight of each column."""
+        return self.axes[-1]
+
+
+class RecordedAttention:
+    """One call of one attention layer, as :func:`kronattn.record_coefficients` keeps it.
+
+    Queries, keys and values are kept; the coefficient matrix is built when it is first asked for, and :meth:`at`
+    does without it.
+
+    Attributes:
+        name: of the layer inside the model.
+        mode: "kv", "qkv" or "regular".
+        grid: of the queries.
+        key_grid: of the keys, after pooling where there is any.
+        queries: (N, H, d, m) as columns: every position's, or in mode "qkv" the averages, last axis first.
+        keys: (N, H, d, n) as columns, with the scale and the norm of the coefficients multiplied in.
+        bias: (H, n), added to each key's coefficients before the softmax, or None.
+        values: (N, P, n) as columns: averages for Kronecker attention, positions for the regular operator.
+
+    Example:
+        >>> from kronattn.nn import KroneckerAttention
+        >>> from kronattn.nn.recording import record_coefficients
+        >>> layer, x = KroneckerAttention(8).eval(), torch.randn(1, 8, 4, 6)
+        >>> with record_coefficients(layer) as recorded:
+        ...     y = layer(x)
+        >>> recorded[0].rows.shape, recorded[0].columns.shape, recorded[0].at(1, 2).map.shape
+        (torch.Size([1, 1, 4, 4, 6]), torch.Size([1, 1, 6, 4, 6]), torch.Size([1, 1, 4, 6]))
+        >>> torch.allclose(recorded[0].output(), y, atol=1e-6)
+        True
+    """
+
+    def __init__(
+        self,
+        name: str,
+        mode: str,
+        grid: Sequence[int],
+        key_grid: Sequence[int],
+        queries: Tensor,
+        keys: Tensor,
+        bias: Tensor | None,
+        values: Tensor,
+    ) -> None:
+        self.name = name
+        self.mode = mode
+        self.grid = tuple(grid)
+        self.key_grid = tuple(key_grid)
+        self.queries = queries
+        self.keys = keys
+        self.bias = bias
+        self.values = values
+
+    @property
+    def num_heads(self) -> int:
+        return self.queries.shape[1]
+
+    @cached_property
+    def coefficients(self) -> Tensor:
+        """(N, H, n, m): one column a query, which sums to one over the n keys.
+
+        The keys, and in mode "qkv" the queries, are the averages that belong to the last axis's indices first, as in
+        :func:`kronattn.axis_averages`.
+        """
+        return self._coefficients(self.queries)
+
+    @property
+    def rows(self) -> Tensor:
+        """(N, H, h, *grid): for every position, the weight of each row of keys."""
+        if len(self.key_grid) < 2:
+            raise ValueError("a grid of one axis has columns alone")
+        return self._by_axis(self._of_positions())[-2]
+
+    @property
+    def columns(self) -> Tensor:
+        """(N, H, w, *grid): for every position, the weight of each column of keys."""
+        return self._by_axis(self._of_positions())[-1]
+
+    def at(self, *position: int) -> PositionWeights:
+        """Where a position attends: ``at(y, x)`` on an image's grid. Negative indices count from the end."""
+        place = self._checked(position)
+        weights = self._coefficients(self.queries[..., self._queries_of(place)]).sum(dim=-1)
+        axes = tuple(self._by_axis(weights))
+        if self.mode == "regular":
+            return PositionWeights(axes, weights.unflatten(-1, self.key_grid), 1)
+        implied = weights.new_zeros((*weights.shape[:2], *self.key_grid))
+        positions = math.prod(self.key_grid)
+        for axis, vector in enumerate(axes):
+            shape = [1] * len(self.key_grid)
+            shape[axis] = self.key_grid[axis]
+            implied = implied + vector.reshape(*weights.shape[:2], *shape) * (self.key_grid[axis] / positions)
+        return PositionWeights(axes, implied, len(self.grid) if self.mode == "qkv" else 1)
+
+    def output(self) -> Tensor:
+        """(N, P, *grid): the coefficients applied to the values, which is the layer's output without any skip."""
+        values = self.values.unflatten(1, (self.num_heads, -1))
+        output = (values @ self.coefficients).flatten(1, 2)
+        return outer_sum(output, self.grid) if self.mode == "qkv" else output.unflatten(-1, self.grid)
+
+    def _coefficients(self, queries: Tensor) -> Tensor:
+        logits = self.keys.transpose(-2, -1) @ queries
+        if self.bias is not None:
+            logits = logits + self.bias.unsqueeze(-1)
+        return logits.softmax(dim=-2)
+
+    def _of_positions(self) -> Tensor:
+        """(N, H, n, *grid): in mode "qkv", the sum of what a position's averages asked for."""
+        if self.mode != "qkv":
+            return self.coefficients.unflatten(-1, self.grid)
+        by_head = self.coefficients.flatten(1, 2)
+        return outer_sum(by_head, self.grid).unflatten(1, (self.num_heads, -1))
+
+    def _by_axis(self, weights: Tensor) -> list[Tensor]:
+        """(N, H, n, ...) to one (N, H, size, ...) for each axis of the keys' grid, first axis first."""
+        if self.mode != "regular":
+            return list(weights.split(self.key_grid[::-1], dim=2))[::-1]
+        places = weights.unflatten(2, self.key_grid)
+        dims = range(2, 2 + len(self.key_grid))
+        others = [[dim for dim in dims if dim != kept] for kept in dims]
+        return [places.sum(dim=away) if away else places for away in others]
+
+    def _queries_of(self, position: Sequence[int]) -> list[int]:
+        """The columns of ``queries`` that ask for a position: itself or, in mode "qkv", one for each axis."""
+        if self.mode != "qkv":
+            flat = 0
+            for index, size in zip(position, self.grid, strict=True):
+                flat = flat * size + index
+            return [flat]
+        starts = [sum(self.grid[axis + 1 :]) for axis in range(len(self.grid))]
+        return [start + index for start, index in zip(starts, position, strict=True)]
+
+    def _checked(self, position: Sequence[int]) -> list[int]:
+        if len(position) != len(self.grid):
+            raise ValueError(f"the grid {self.grid} has {len(self.grid)} axes, but the position is {tuple(position)}")
+        for index, size in zip(position, self.grid, strict=True):
+            if not -size <= index < size:
+                raise ValueError(f"position {tuple(position)} is outside the grid {self.grid}")
+        return [index % size for index, size in zip(position, self.grid, strict=True)]
+
+    def __repr__(self) -> str:
+        grids = f"grid={self.grid}" + (f", key_grid={self.key_grid}" if self.key_grid != self.grid else "")
+        return f"RecordedAttention({self.name!r}, mode={self.mode!r}, {grids}, num_heads={self.num_heads})"
+
+
+def wide(x: Tensor) -> Tensor:
+    """A copy in float32 at least: what the model does to its own tensor later must not show here."""
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    return x.detach().to(torch.float32 if half else x.dtype, copy=True)

@@ -1,0 +1,98 @@
+"""Image files through a trained network, batch by batch; a bad file is a result too and stops nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from kronattn.data.images import read_image
+from kronattn.data.prepare import prepare_image
+from kronattn.predict.tasks import TASKS, Finding
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from kronattn.models.files import Description
+
+__all__ = ["Result", "predict_files"]
+
+_READERS = 4
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was found in one file: classes with their shares, largest first; or, in one line, why nothing was.
+
+    ``picture`` is an overlay for segmentation, None for classification.
+    """
+
+    path: Path
+    classes: list[Finding] = field(default_factory=list)
+    error: str | None = None
+    picture: Image.Image | None = None
+
+
+def predict_files(
+    paths: Sequence[Path],
+    model: nn.Module,
+    description: Description,
+    *,
+    top: int = 5,
+    batch: int = 16,
+    device: str | torch.device = "cpu",
+    track: Callable[[Sequence[Sequence[Path]]], Iterable[Sequence[Path]]] = lambda items: items,
+) -> Iterator[Result]:
+    """Yield a :class:`Result` for each file, in order.
+
+    Args:
+        paths: of image files.
+        model: from :func:`kronattn.models.files.load_model`.
+        description: the model's; its task says what to do with the model's output.
+        top: how many classes to give for each image.
+        batch: images that go through the network at once.
+        device: where it runs.
+        track: wraps the loop over batches, in a progress bar for instance.
+    """
+    if description.task not in TASKS:
+        raise ValueError(f"{description.model} is for {description.task}, which is none of {', '.join(TASKS)}")
+    task = TASKS[description.task]
+    classes = description.classes
+    model = model.to(device).eval()
+    batches = [paths[start : start + batch] for start in range(0, len(paths), batch)]
+    with ThreadPoolExecutor(_READERS) as readers:
+        for part in track(batches):
+            read = list(readers.map(partial(_read, description=description, cut=task.cut), part))
+            outputs = _through(model, [one[1] for one in read if not isinstance(one, str)], device)
+            for path, one in zip(part, read, strict=True):
+                if isinstance(one, str):
+                    yield Result(path, error=one)
+                else:
+                    found, picture = task.interpret(next(outputs), one[0], classes, top)
+                    yield Result(path, found, picture=picture)
+
+
+def _read(path: Path, description: Description, cut: str) -> tuple[Image.Image, Tensor] | str:
+    try:
+        image = read_image(path)
+        return image, prepare_image(image, description, cut=cut)
+    except (OSError, ValueError) as error:
+        return " ".join(str(error).split())
+
+
+def _through(model: nn.Module, images: Sequence[Tensor], device: str | torch.device) -> Iterator[Tensor]:
+    """One output for each image, in order; neighbours of one size go through together."""
+    start = 0
+    while start < len(images):
+        end = start
+        while end < len(images) and images[end].shape == images[start].shape:
+            end += 1
+        with torch.inference_mode():
+            yield from model(torch.stack(list(images[start:end])).to(device)).float().cpu()
+        start = end

@@ -1,0 +1,59 @@
+"""Predictions as a table, as JSON and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kronattn.predict.run import Result
+from kronattn.tables.rendering import Cell, Column, Group, Table
+
+if TYPE_CHECKING:
+    from kronattn.models.files import Description
+
+__all__ = ["results_csv", "results_json", "results_table"]
+
+
+def results_table(results: Sequence[Result], description: Description) -> Table:
+    """One row for each image."""
+    share = "probability" if description.task == "classification" else "part of the area"
+    columns = (Column("image", numeric=False), Column(f"classes, with their {share}", numeric=False))
+    rows = [[Cell(str(one.path)), _cell(one)] for one in results]
+    return Table(f"{description.model}, {description.task}", columns, [Group("", rows)])
+
+
+def _cell(result: Result) -> Cell:
+    if result.error:
+        return Cell(result.error, tone="bad")
+    return Cell(", ".join(f"{found.name} {found.share:.1%}" for found in result.classes))
+
+
+def results_json(results: Sequence[Result], description: Description) -> dict[str, Any]:
+    """One JSON object with an entry for each image; a bad file has an ``error`` and no classes."""
+    return {
+        "model": description.model,
+        "task": description.task,
+        "images": [
+            {
+                "image": str(one.path),
+                "classes": [{"name": found.name, "share": found.share} for found in one.classes],
+                **({"error": one.error} if one.error else {}),
+            }
+            for one in results
+        ],
+    }
+
+
+def results_csv(results: Sequence[Result]) -> str:
+    """One line for each class of each image: image, rank from 1, class, share, error."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["image", "rank", "class", "share", "error"])
+    for one in results:
+        if one.error:
+            writer.writerow([one.path, "", "", "", one.error])
+        for rank, found in enumerate(one.classes, 1):
+            writer.writerow([one.path, rank, found.name, f"{found.share:.6f}", ""])
+    return text.getvalue()

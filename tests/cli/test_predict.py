@@ -1,0 +1,134 @@
+"""``kronattn predict``: table, CSV and JSON; every bad file is one line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kronattn.cli import main
+from tests.trained import CLASSES, photo, weights_file
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return str(weights_file(tmp_path_factory.mktemp("weights")))
+
+
+def bomb() -> bytes:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def test_folder_to_json_and_csv(weights, tmp_path, capsys):
+    for at in range(3):
+        photo(tmp_path / f"{at}.png", seed=at)
+    table = tmp_path / "new" / "found.csv"
+    arguments = ["predict", str(tmp_path), "--weights", weights, "--top", "2", "--batch", "2", "--device", "cpu"]
+    assert main([*arguments, "--output", str(table), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["model"], found["task"]) == ("kanet_kv", "classification")
+    assert [len(one["classes"]) for one in found["images"]] == [2, 2, 2]
+    rows = list(csv.DictReader(table.open()))
+    assert len(rows) == 6
+    assert rows[0]["class"] == found["images"][0]["classes"][0]["name"]
+    assert {row["class"] for row in rows} <= set(CLASSES)
+
+
+def test_kinds_of_images_that_are_fine(weights, tmp_path, capsys):
+    values = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+    image = Image.fromarray(values)
+    image.convert("CMYK").save(tmp_path / "cmyk.jpg")
+    image.convert("RGBA").save(tmp_path / "alpha.png")
+    Image.fromarray(values[..., 0].astype(np.uint16) * 257).save(tmp_path / "deep.png")
+    image.save(tmp_path / "moving.gif", save_all=True, append_images=[Image.new("RGB", image.size)])
+    assert main(["predict", str(tmp_path), "--weights", weights, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["images"]
+    assert len(found) == 4
+    assert all(one["classes"] for one in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("text.png", b"hello", "text.png is not an image that Pillow can read"),
+        ("half.png", None, "half.png is broken"),
+        ("bomb.png", bomb(), "bomb.png has more than 89,478,485 pixels"),
+        ("empty.png", b"", "empty.png is empty"),
+    ],
+    ids=["text", "half", "bomb", "empty"],
+)
+def test_bad_files(weights, tmp_path, capsys, name, data, message):
+    path = tmp_path / name
+    if data is None:
+        data = photo(tmp_path / "whole.png", 300, 300).read_bytes()
+        (tmp_path / "whole.png").unlink()
+        data = data[: len(data) // 2]
+    path.write_bytes(data)
+    assert main(["predict", str(path), "--weights", weights]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("kronattn: error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert not captured.out
+
+    photo(tmp_path / "fine.png")
+    assert main(["predict", str(tmp_path), "--weights", weights, "--json"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("kronattn: skipped: ")
+    entries = {entry["image"]: entry for entry in json.loads(captured.out)["images"]}
+    assert entries[str(tmp_path / "fine.png")]["classes"]
+    assert message in entries[str(path)]["error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["nowhere.png"], "there is no file nowhere.png"),
+        (["--output", "x.txt"], "--output must end in .csv or .json"),
+        (["--weights", "nowhere.safetensors"], "there is no file nowhere.safetensors"),
+        (["--device", "cuda:99"], "device 'cuda:99' is not there"),
+        (["--top", "0"], "top"),
+    ],
+)
+def test_bad_options(weights, tmp_path, options, message, capsys):
+    arguments = ["predict", str(photo(tmp_path / "a.png")), "--weights", weights, *options]
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_weights_of_another_model(weights, tmp_path, capsys):
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(weights)
+    state.pop("classifier.bias")
+    metadata = {"kronattn": json.dumps({"model": "kanet_kv", "options": {"num_classes": 3, "width": 0.25}})}
+    save_file(state, tmp_path / "other.safetensors", metadata=metadata)
+    assert main(["predict", str(photo(tmp_path / "a.png")), "--weights", str(tmp_path / "other.safetensors")]) == 2
+    captured = capsys.readouterr()
+    assert "the weights do not fit KANet: missing classifier.bias" in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_segmentation_writes_overlays(monkeypatch, tmp_path, capsys):
+    from kronattn.models import files
+    from tests.predict.test_run import _Stripes
+
+    description = files.Description("stripes", {}, ["sky", "left", "right", "road"], size=64, task="segmentation")
+    monkeypatch.setattr(files, "load_model", lambda source: (_Stripes(), description))
+    image = photo(tmp_path / "a.png", 120, 60)
+    overlays = tmp_path / "overlays"
+    assert main(["predict", str(image), "--weights", "any", "--overlays", str(overlays)]) == 0
+    assert [path.name for path in overlays.iterdir()] == ["0000-a.png"]
+    assert Image.open(overlays / "0000-a.png").size == (120, 60)
+    assert "left 50.0%" in capsys.readouterr().out

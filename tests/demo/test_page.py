@@ -1,0 +1,206 @@
+"""The page in a real browser: upload, prediction, click, layer, operator, cost; a screenshot of each state.
+
+Screenshots are kept in out/screenshots/. Skipped where no Chromium is installed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from kronattn.cli import main
+from tests.trained import CLASSES, photo, weights_file
+
+pytest.importorskip("gradio", reason="gradio is not installed")
+
+ROOT = Path(__file__).resolve().parents[2]
+SCREENSHOTS = ROOT / "out" / "screenshots"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PATIENCE = 30_000  # milliseconds: the machine may have other things to do
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    return weights_file(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="module")
+def address(weights, tmp_path_factory) -> Iterator[str]:
+    """The page as a user starts it, in a process of its own."""
+    command = [sys.executable, "-u", "-m", "kronattn.cli", "demo", "--weights", str(weights), "--port", "0"]
+    errors = tmp_path_factory.mktemp("log") / "stderr"
+    with errors.open("w") as log:
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ})
+        try:
+            yield _announced(server, errors)
+        finally:
+            server.send_signal(signal.SIGINT)
+            try:
+                server.wait(20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+    assert "Traceback" not in errors.read_text()
+
+
+def _announced(server: subprocess.Popen[str], errors: Path) -> str:
+    waiting = selectors.DefaultSelector()
+    waiting.register(server.stdout, selectors.EVENT_READ)
+    until = time.monotonic() + 120
+    while time.monotonic() < until and server.poll() is None:
+        if waiting.select(1):
+            found = re.search(r"http://\S+", server.stdout.readline())
+            if found:
+                return found[0]
+    raise AssertionError(f"the page did not come up: {errors.read_text()}")
+
+
+@pytest.fixture(scope="module")
+def page(address):
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed: the page is not tested in a browser")
+    playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1280, "height": 1100})
+        page.set_default_timeout(PATIENCE)
+        page.errors, page.hosts = [], set()
+        page.on("console", lambda message: page.errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: page.errors.append(str(error)))
+        page.on("request", lambda request: page.hosts.add(urlsplit(request.url).hostname))
+        page.goto(address)
+        page.wait_for_selector("#upload")
+        yield page
+        browser.close()
+
+
+def caption(page) -> str:
+    return page.inner_text("#caption")
+
+
+def wait_for_caption(page, *parts: str) -> None:
+    for part in parts:
+        page.wait_for_function(
+            "part => document.querySelector('#caption').innerText.includes(part)", arg=part, timeout=PATIENCE
+        )
+
+
+def picture(page) -> bytes:
+    """The view as it stands, once it has been drawn."""
+    page.wait_for_function("() => { const i = document.querySelector('#view img'); return i && i.complete; }")
+    return page.evaluate("document.querySelector('#view img').src").encode()
+
+
+def screenshot(page, name: str) -> None:
+    page.screenshot(path=SCREENSHOTS / f"{name}.png")
+    assert (SCREENSHOTS / f"{name}.png").stat().st_size > 10_000
+
+
+def test_a_visit(page, address, tmp_path):
+    """One visit, in the order of a visitor: each step needs the one before."""
+    screenshot(page, "1-start")
+
+    page.set_input_files("#upload input[type=file]", str(photo(tmp_path / "photo.png", 240, 160)))
+    wait_for_caption(page, "KAO_KV in stages.3.0.attn (the network's own operator)", "row 4, column 4 of 9×9")
+    assert any(name in page.inner_text("#classes") for name in CLASSES)
+    assert "%" in page.inner_text("#classes")
+    first = picture(page)
+    screenshot(page, "2-prediction")
+
+    box = page.locator("#view img").bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.95, box["y"] + box["height"] * 0.95)
+    wait_for_caption(page, "row 8, column 8 of 9×9")
+    clicked = picture(page)
+    assert clicked != first
+    screenshot(page, "3-click")
+
+    page.locator("#layer input[type=number]").fill("9")
+    page.locator("#layer input[type=number]").press("Enter")
+    wait_for_caption(page, "stages.9.0.attn", "row 2, column 2 of 3×3")
+    assert picture(page) != clicked
+    screenshot(page, "4-layer")
+
+    for label, name in (("KAO_QKV", "5-qkv"), ("regular", "6-regular")):
+        page.locator("#operator label", has_text=label).click()
+        wait_for_caption(page, f"{label} in stages.9.0.attn (not trained here")
+        screenshot(page, name)
+
+    page.get_by_role("tab", name="Cost").click()
+    page.click("#measure button, button#measure")
+    page.wait_for_selector("#cost table")
+    table = page.inner_text("#cost")
+    assert all(label in table for label in ("Attn", "Attn+Pool", "Fused", "KAO_KV", "KAO_QKV"))
+    assert "53,760" in table  # KAO_QKV's multiply-adds at 28×28, as the paper counts them
+    screenshot(page, "7-cost")
+
+    page.get_by_role("tab", name="Attention").click()
+    page.locator("#examples img, #examples button").first.click()
+    wait_for_caption(page, "row 1, column 1 of 3×3")  # a new image is looked at from its centre
+    screenshot(page, "8-example")
+    assert page.errors == []
+
+    (tmp_path / "text.png").write_text("hello")
+    page.goto(address)
+    wait_for_caption(page, "Choose an example")
+    page.set_input_files("#upload input[type=file]", str(tmp_path / "text.png"))
+    wait_for_caption(page, "the file is not an image that Pillow can read")
+    screenshot(page, "9-no-image")
+    assert page.hosts <= {"127.0.0.1", None, ""}
+
+
+def get(address: str, path: str) -> int:
+    where = urlsplit(address)
+    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=30)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_what_is_served_and_to_whom(address, weights):
+    assert urlsplit(address).hostname == "127.0.0.1"
+    assert get(address, "/") == 200
+    for name in ("/etc/passwd", str(ROOT / "pyproject.toml"), "../../../../etc/passwd", str(weights)):
+        assert get(address, f"/gradio_api/file={name}") in (403, 404), name
+    assert upload(address, 21 * 2**20) in (413, None)
+    assert upload(address, 2**10) == 200
+
+
+def upload(address: str, size: int) -> int | None:
+    """The answer to an upload of that many bytes; None where the server hung up in the middle of it."""
+    where = urlsplit(address)
+    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=30)
+    head = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n'
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    try:
+        connection.request("POST", "/gradio_api/upload", head + bytes(size) + b"\r\n--x--\r\n", headers)
+        return connection.getresponse().status
+    except (BrokenPipeError, ConnectionResetError):
+        return None
+    finally:
+        connection.close()
+
+
+def test_a_port_in_use_is_one_line(weights, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["demo", "--weights", str(weights), "--port", str(port)]) == 2
+    captured = capsys.readouterr()
+    assert f"port {port} on 127.0.0.1 is in use: choose another with --port" in captured.err
+    assert captured.err.count("\n") == 1

@@ -1,0 +1,55 @@
+"""The three operators on one layer: the network's own is untouched, the others see the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kronattn import record_coefficients
+from kronattn.explain import choose_layers, compare_operators, grid_position, parse_place
+from kronattn.nn import DenseAttention, KroneckerAttention
+from tests.trained import network
+
+
+@pytest.mark.parametrize(("name", "own"), [("kanet_kv", "kv"), ("kanet_qkv", "qkv"), ("attnnet", "regular")])
+def test_own_operator_is_what_the_network_computes(name, own):
+    model = network(name)
+    x = torch.randn(1, 3, 64, 96)
+    state = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    comparisons = compare_operators(model, x)
+    assert all(torch.equal(tensor, state[key]) for key, tensor in model.state_dict().items())
+    with record_coefficients(model) as recorded:
+        model(x)
+    assert [one.name for one in comparisons] == recorded.names
+    for one in comparisons:
+        assert one.own == own
+        assert torch.equal(one.calls[own].coefficients, recorded[one.name].coefficients)
+        for mode, call in one.calls.items():
+            assert call.mode == mode
+            torch.testing.assert_close(call.coefficients.sum(dim=-2), torch.ones_like(call.coefficients[:, :, 0]))
+
+
+def test_others_share_the_maps():
+    layer = KroneckerAttention(8, num_heads=2, project="qkv", coefficient_norm="batch_per_key", grid=(4, 6)).eval()
+    x = torch.randn(1, 8, 4, 6)
+    (one,) = compare_operators(layer, x)
+    expected = DenseAttention(8, num_heads=2, project="qkv")
+    expected.query_map, expected.key_map, expected.value_map = layer.query_map, layer.key_map, layer.value_map
+    torch.testing.assert_close(one.calls["regular"].output(), expected.train()(x))
+
+
+def test_places_and_layers():
+    assert grid_position(parse_place("89,0", 90, 60), (4, 6)) == (0, 5)
+    for text in ("90,0", "-1,3", "0,60"):
+        with pytest.raises(ValueError, match="outside the image, which is 90×60"):
+            parse_place(text, 90, 60)
+    for text in ("1", "a,b", "1,2,3"):
+        with pytest.raises(ValueError, match="--at must be two numbers"):
+            parse_place(text, 90, 60)
+    comparisons = compare_operators(network(), torch.randn(1, 3, 64, 64))
+    chosen = choose_layers(comparisons, "0,-1,stages.5.0.attn")
+    assert [one.name for one in chosen] == ["stages.3.0.attn", "stages.9.0.attn", "stages.5.0.attn"]
+    with pytest.raises(ValueError, match="--layer '10' is not there: give 0 to 9"):
+        choose_layers(comparisons, "10")
+    with pytest.raises(ValueError, match="no attention layer"):
+        choose_layers(compare_operators(network("mobilenetv2"), torch.randn(1, 3, 64, 64)), None)

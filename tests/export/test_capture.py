@@ -1,0 +1,85 @@
+"""Exported networks: all of them agree with PyTorch at sizes they were not captured at, or nothing is written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from kronattn.export import LIMIT, SIZES, export_network, find_network
+from kronattn.export.capture import _captured
+from kronattn.models.files import Description
+from kronattn.models.kanet import VARIANTS
+from tests.trained import small_network as small
+
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+
+
+def exported_or_skipped(model, description, **options):
+    try:
+        return export_network(model, description, **options)
+    except ValueError as error:
+        if "cannot be exported" in str(error) and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
+            pytest.skip(f"this version of PyTorch: {error}")
+        raise
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_onnx_at_any_size(name):
+    import onnx
+
+    exported = exported_or_skipped(small(name), Description(name, {"num_classes": 3}), sizes=[*SIZES, (97, 65)])
+    assert len(exported.differences) == 4
+    for difference in exported.differences:
+        assert difference.absolute <= LIMIT
+        assert difference.outputs > 1e-3  # else agreement would mean nothing
+    proto = onnx.load_from_string(exported.content)
+    (image,) = proto.graph.input
+    shape = [size.dim_param or size.dim_value for size in image.type.tensor_type.shape.dim]
+    assert (image.name, shape) == ("image", ["batch", 3, "height", "width"])
+    (metadata,) = (entry.value for entry in proto.metadata_props if entry.key == "kronattn")
+    assert json.loads(metadata)["model"] == name
+
+
+def test_torch_export():
+    exported = exported_or_skipped(small("kanet_qkv"), Description("kanet_qkv"), format="torch-export")
+    assert exported.largest.absolute <= LIMIT
+
+
+def test_one_fixed_size():
+    exported = export_network(small("attnnet_pool"), Description("attnnet_pool", size=96), dynamic=False)
+    assert [one.size for one in exported.differences] == [(96, 96)]
+
+
+def test_a_network_that_differs_is_refused(monkeypatch):
+    from kronattn.export import capture
+
+    monkeypatch.setattr(capture, "_torch_export", lambda *_: (b"", lambda images: images.mean(dim=(2, 3)) + 1.001))
+    with pytest.raises(ValueError, match="not written: .* differs from PyTorch by 1.0e-03 at 224×224"):
+        export_network(_Mean(), Description("mean"), format="torch-export")
+
+
+def test_a_network_that_cannot_be_captured_is_one_line():
+    class Branches(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ValueError, match="Branches cannot be exported by torch") as caught:
+        _captured(Branches(), torch.zeros(1, 3, 4, 4), dynamic=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_networks_by_name_and_file(tmp_path):
+    model, description, trained = find_network("kanet_without_kao")
+    assert not model.training
+    assert description.model == "kanet_without_kao"
+    assert isinstance(trained, bool)
+    with pytest.raises(FileNotFoundError):
+        find_network(str(tmp_path / "none.safetensors"))
+
+
+class _Mean(nn.Module):
+    def forward(self, x):
+        return x.mean(dim=(2, 3)) + 1

@@ -1,0 +1,92 @@
+"""The guide: its examples run, its tables are those of the results, its figures and pages are all there."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kronattn.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_run(page):
+    pytest.importorskip("timm", reason="timm is not installed")
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    failed, _ = doctest.testfile(str(DOCS / page), module_relative=False, optionflags=flags)
+    assert not failed
+
+
+def test_pages_with_code_have_examples():
+    assert sum(">>>" in (DOCS / page).read_text() for page in PAGES) >= 5
+
+
+def test_tables_are_those_of_the_results():
+    command = [sys.executable, str(ROOT / "tools" / "docs_tables.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_has_help(page, capsys):
+    blocks = re.findall(r"^```([^\n]*)\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    plain = "\n".join(block for language, block in blocks if not language)
+    for command in re.findall(r"^kronattn ([a-z]+)", plain, re.MULTILINE):
+        assert main([command, "--help"]) == 0
+        assert "Example" in capsys.readouterr().out
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text().split("nav:")[1]
+    assert set(re.findall(r"(\w+\.md)", navigation)) == set(PAGES)
+
+
+def example(name: str):
+    spec = importlib.util.spec_from_file_location(name, DOCS / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_attention_in_a_timm_resnet():
+    pytest.importorskip("timm", reason="timm is not installed")
+    plain, attending = (example("timm_resnet").resnet(attention).eval() for attention in (False, True))
+    x = torch.randn(1, 3, 64, 96)
+    assert attending(x).shape == plain(x).shape == (1, 1000)
+    # Weights trained without the attention fit, and what is new is the attention alone.
+    missing, unexpected = attending.load_state_dict(plain.state_dict(), strict=False)
+    assert not unexpected
+    assert missing
+    assert all(".se." in name for name in missing)
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "arguments", "shape", "channels"),
+    [
+        ("unet_block", "UNetBlock", (8, 6), (2, 8, 10, 14), 6),
+        ("video_block", "VideoBlock", (8,), (2, 8, 3, 6, 5), 8),
+    ],
+)
+def test_blocks(name, block, arguments, shape, channels):
+    layer = getattr(example(name), block)(*arguments)
+    x = torch.randn(shape, requires_grad=True)
+    y = layer(x)
+    assert y.shape == (shape[0], channels, *shape[2:])
+    y.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+    # A change at one position reaches every other through the attention.
+    layer.eval()
+    moved = x.detach().clone()
+    moved[(0, slice(None), *[0] * (x.dim() - 2))] += 5
+    difference = (layer(moved) - layer(x)).abs().sum(dim=1)[0]
+    assert (difference > 0).all()
