@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Seen", "prepare_image", "require_torchvision"]
 
-# Feature maps shrink by 32: an image whose sides are multiples of it has no half-empty last row or column.
-_STEP = 32
+# A photograph of twenty million pixels would take gigabytes of features, and its objects exceed any training crop.
+_LONGEST = 2048
 
 
 class Seen(Protocol):
@@ -37,26 +37,26 @@ def prepare_image(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Ten
         image: of any size.
         seen: a network's description.
         cut: "centre" scales to resize × resize and takes the centre of size × size, as when the network was
-            evaluated; "whole" scales likewise and keeps everything; "shape" keeps the image's shape, its shorter
-            side scaled to ``size``, both rounded to a multiple of 32.
+            evaluated; "whole" scales likewise and keeps everything; "own" takes the image as it is, as segmenters
+            do, scaled down only where a side is longer than 2048.
 
     Example:
         >>> from PIL import Image
         >>> from kronattn.models.files import Description
         >>> seen, image = Description("kanet_kv"), Image.new("RGB", (300, 200))
-        >>> [tuple(prepare_image(image, seen, cut=cut).shape) for cut in ("centre", "whole", "shape")]
-        [(3, 224, 224), (3, 256, 256), (3, 224, 352)]
+        >>> [tuple(prepare_image(image, seen, cut=cut).shape) for cut in ("centre", "whole", "own")]
+        [(3, 224, 224), (3, 256, 256), (3, 200, 300)]
     """
     require_torchvision("reading images")
     from torchvision.transforms.v2 import functional
 
     # A network of grey images has one mean.
     pixels = functional.pil_to_tensor(image if len(seen.mean) == 3 else image.convert("L"))
-    if cut == "shape":
-        factor = seen.size / min(image.height, image.width)
-        # A strip of an image would become a very long one: four times as long as wide is enough.
-        sides = [min(side * factor, 4 * seen.size) for side in (image.height, image.width)]
-        pixels = functional.resize(pixels, [max(_STEP, round(side / _STEP) * _STEP) for side in sides], antialias=True)
+    if cut == "own":
+        longest = max(image.height, image.width)
+        if longest > _LONGEST:
+            sides = [max(1, round(side * _LONGEST / longest)) for side in (image.height, image.width)]
+            pixels = functional.resize(pixels, sides, antialias=True)
     else:
         pixels = functional.resize(pixels, [seen.resize, seen.resize], antialias=True)
         if cut == "centre":

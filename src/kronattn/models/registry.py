@@ -91,7 +91,8 @@ def packaged_weights(name: str) -> Path:
     path = folder / f"{name}.safetensors"
     if not path.exists():
         there = ", ".join(sorted(file.stem for file in folder.glob("*.safetensors")))
-        raise ValueError(f"there are no pretrained weights for {name!r}: use pretrained=False ({there} have some)")
+        hint = f"there are for {there}" if there else "use pretrained=False, or a file of weights"
+        raise ValueError(f"there are no pretrained weights for {name!r}: {hint}")
     return path
 
 

@@ -63,7 +63,6 @@ def predict_files(
     if description.task not in TASKS:
         raise ValueError(f"{description.model} is for {description.task}, which is none of {', '.join(TASKS)}")
     task = TASKS[description.task]
-    classes = description.classes
     model = model.to(device).eval()
     batches = [paths[start : start + batch] for start in range(0, len(paths), batch)]
     with ThreadPoolExecutor(_READERS) as readers:
@@ -74,7 +73,7 @@ def predict_files(
                 if isinstance(one, str):
                     yield Result(path, error=one)
                 else:
-                    found, picture = task.interpret(next(outputs), one[0], classes, top)
+                    found, picture = task.interpret(next(outputs), one[0], description, top)
                     yield Result(path, found, picture=picture)
 
 

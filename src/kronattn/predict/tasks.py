@@ -14,6 +14,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from PIL import Image
 
+    from kronattn.models.files import Description
+
 __all__ = ["TASKS", "Finding", "Task", "class_colour"]
 
 
@@ -27,27 +29,30 @@ class Finding:
 
 @dataclass(frozen=True)
 class Task:
-    """``cut`` is :func:`kronattn.data.prepare.prepare_image`'s; ``interpret(output, image, classes, top)`` gives the
-    findings, largest share first, and a picture where there is one to draw."""
+    """``cut`` is :func:`kronattn.data.prepare.prepare_image`'s; ``interpret(output, image, description, top)`` gives
+    the findings, largest share first, and a picture where there is one to draw."""
 
     cut: str
-    interpret: Callable[[Tensor, Image.Image, Sequence[str], int], tuple[list[Finding], Image.Image | None]]
+    interpret: Callable[[Tensor, Image.Image, Description, int], tuple[list[Finding], Image.Image | None]]
 
 
-def classify(logits: Tensor, image: Image.Image, classes: Sequence[str], top: int) -> tuple[list[Finding], None]:
+def classify(logits: Tensor, image: Image.Image, description: Description, top: int) -> tuple[list[Finding], None]:
     """(num_classes,) logits to the most probable classes.
 
     Example:
         >>> from PIL import Image
-        >>> classify(torch.tensor([0.0, 2.0, 1.0]), Image.new("RGB", (8, 8)), ["cat", "dog", "fish"], 2)[0]
+        >>> from kronattn.models.files import Description
+        >>> pets = Description("kanet_kv", classes=["cat", "dog", "fish"])
+        >>> classify(torch.tensor([0.0, 2.0, 1.0]), Image.new("RGB", (8, 8)), pets, 2)[0]
         [Finding(name='dog', share=0.665...), Finding(name='fish', share=0.244...)]
     """
     shares, numbers = logits.softmax(dim=0).topk(min(top, len(logits)))
+    classes = description.classes
     return [Finding(_name(classes, n), s) for n, s in zip(numbers.tolist(), shares.tolist(), strict=True)], None
 
 
 def segment(
-    scores: Tensor, image: Image.Image, classes: Sequence[str], top: int
+    scores: Tensor, image: Image.Image, description: Description, top: int
 ) -> tuple[list[Finding], Image.Image | None]:
     """(num_classes, h, w) scores, at any resolution, to each class's part of the area, and an overlay."""
     from PIL import Image
@@ -56,12 +61,13 @@ def segment(
     labels = F.interpolate(scores.unsqueeze(0), size, mode="bilinear", align_corners=False)[0].argmax(dim=0).numpy()
     counts = np.bincount(labels.ravel(), minlength=len(scores)) / labels.size
     largest = np.argsort(-counts, kind="stable")[:top]
-    found = [Finding(_name(classes, int(n)), float(counts[n])) for n in largest if counts[n] > 0]
-    colours = np.array([class_colour(n) for n in range(len(scores))], dtype=np.uint8)
+    found = [Finding(_name(description.classes, int(n)), float(counts[n])) for n in largest if counts[n] > 0]
+    palette = description.palette or [list(class_colour(n)) for n in range(len(scores))]
+    colours = np.array(palette, dtype=np.uint8)
     return found, Image.blend(image, Image.fromarray(colours[labels]), 0.55)
 
 
-TASKS = {"classification": Task("centre", classify), "segmentation": Task("shape", segment)}
+TASKS = {"classification": Task("centre", classify), "segmentation": Task("own", segment)}
 
 
 def class_colour(number: int) -> tuple[int, int, int]:
