@@ -38,11 +38,15 @@ class Settings:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A matplotlib figure, its caption, and a description for those who cannot see it."""
+    """A matplotlib figure, its caption, and a description for those who cannot see it.
+
+    ``narrow`` figures do not take the page's whole width.
+    """
 
     figure: Any
     caption: str
     description: str
+    narrow: bool = False
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ def build(settings: Settings) -> Content:
         draw_confusion(found["confusion"], [entry["name"] for entry in found["classes"]]),
         "What it takes each held-out digit for.",
         "A ten by ten confusion matrix, nearly all on its diagonal",
+        narrow=True,
     )
     highlight = Highlight(f"{100 * found['top1']:.1f}%", "of held-out digits named right")
     return Content(introduction, [scores_table(found)], [curves, confusion], [highlight])
