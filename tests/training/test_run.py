@@ -102,6 +102,17 @@ def test_killed_and_resumed(recipe_file, tmp_path, in_memory):
     assert result["top1"] == json.loads((tmp_path / "whole" / "result.json").read_text())["top1"]
 
 
+def test_validation_now_and_then(recipe, tmp_path):
+    """Every second epoch of five, and after the last one in any case."""
+    result = train(replace(recipe, epochs=5, validate_every=2), folder=tmp_path / "run")
+    rows = list(csv.DictReader((tmp_path / "run" / "history.csv").open()))
+    assert [bool(row["val/top1"]) for row in rows] == [False, True, False, True, True]
+    assert result["top1"] == pytest.approx(float(rows[-1]["val/top1"]))
+    found = evaluate(tmp_path / "run" / "weights.safetensors", recipe.data.path, accelerator="cpu").figures
+    assert found["top1"] == pytest.approx(result["top1"])
+    assert (tmp_path / "run" / "best.ckpt").exists()
+
+
 def test_a_finished_run_is_taken_as_it_is(recipe, tmp_path):
     first = train(replace(recipe, epochs=1), folder=tmp_path / "run")
     assert train(replace(recipe, epochs=1), folder=tmp_path / "run", resume=True) == first

@@ -197,6 +197,7 @@ def _finish(
         **extra,
         "environment": describe_environment(device),
     }
+    write_atomically(folder / HISTORY, _csv(rows))
     save_model(folder / WEIGHTS, network, description)
     write_atomically(folder / CARD, model_card(description, recipe, result, command))
     figure = draw_curves(
