@@ -10,8 +10,10 @@ from torch import nn
 
 from kronattn.export import LIMIT, SIZES, export_network, find_network
 from kronattn.export.capture import _captured
+from kronattn.models import create_model, list_models
 from kronattn.models.files import Description
-from kronattn.models.kanet import VARIANTS
+from kronattn.models.kanet import VARIANTS, Row
+from tests.trained import FEW_ROWS, settled
 from tests.trained import small_network as small
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -83,3 +85,13 @@ def test_networks_by_name_and_file(tmp_path):
 class _Mean(nn.Module):
     def forward(self, x):
         return x.mean(dim=(2, 3)) + 1
+
+
+@pytest.mark.parametrize("name", list_models("segmentation"))
+def test_segmenters_at_any_size(name):
+    table = (*FEW_ROWS, Row(True, 2, 16, 1, 2))
+    torch.manual_seed(0)
+    options = {"backbone": "kanet_kv", "num_classes": 3, "backbone_options": {"width": 0.25, "table": table}}
+    exported = exported_or_skipped(settled(create_model(name, **options)), Description(name, task="segmentation"))
+    assert exported.largest.absolute <= LIMIT
+    assert exported.largest.outputs > 1e-3
