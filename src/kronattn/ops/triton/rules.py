@@ -63,12 +63,22 @@ def refuses(query: Tensor, key: Tensor, value: Tensor, num_heads: int = 1) -> st
         if x.numel() // batch >= _LARGEST_SAMPLE:
             return f"a sample of {name} must have fewer than 2**31 elements, not {x.numel() // batch}"
     if torch.compiler.is_compiling():
-        return "exported programs must run without Triton" if torch.compiler.is_exporting() else _broken()
+        return _captured_reason()
     if torch._C._get_tracing_state() is not None:
         return "traced programs must run without Triton"
     if torch._C._functorch.is_functorch_wrapped_tensor(query):
         return "torch.func's transforms do not see through it"
     return _broken()
+
+
+@_constant
+def _captured_reason() -> str | None:
+    """Why a program that is being captured must not hold kernels: it is exported, or Triton does not work.
+
+    Asked outside of what is captured: PyTorch 2.11's compiler takes every capture for an export, and finding out
+    whether Triton works changes what the next call sees.
+    """
+    return "exported programs must run without Triton" if torch.compiler.is_exporting() else _broken()
 
 
 def _broken() -> str | None:
