@@ -22,6 +22,10 @@ __all__ = [
     "averages_plan",
     "dot_precision",
     "itself_plan",
+    "layer_fits",
+    "layer_plan",
+    "most_layer_keys",
+    "multiplies_tokens_exactly",
     "outer_plan",
     "refuses",
     "sample_backward_plan",
@@ -160,6 +164,8 @@ _MOST_KEYS = 128
 _FEWEST_SAMPLES = 64
 # Bytes of a tensor whose kernels take no longer than their launches.
 _SMALL = 2**20
+# Bytes of the largest matrix of which a program holds several: tokens by tokens, or tokens by channels.
+_LARGEST_TOKEN_TILE = 2**15
 # Keys of a sample that one program holds.
 _SAMPLE_BYTES = 8192
 
@@ -305,7 +311,7 @@ def attend_plan(programs: int, head: int, value_head: int, positions: int, key_c
     block_keys = _dot_block(key_count)
     if block_keys > _MOST_KEYS or block_keys * widest > 16384:
         # Blocks that are walked through are smaller: they hold the running sums besides.
-        block_keys = min(block_keys, _MOST_KEYS // 2, max(16, 8192 // widest))
+        block_keys = max(16, min(block_keys, _MOST_KEYS // 2, 8192 // widest))
     block_positions = min(_dot_block(positions), 64, max(16, 8192 // widest))
     enough = _ENOUGH_PROGRAMS if key_count <= block_keys else positions * programs
     splits, per_split = _ranges(programs, positions, block_positions, enough)
@@ -329,8 +335,9 @@ def attend_backward_plan(
     block_channels, block_value_channels = _dot_block(head), _dot_block(value_head)
     widest = max(block_channels, block_value_channels) * itemsize // 2
     block_keys = _dot_block(key_count)
-    if block_keys > _MOST_KEYS or block_keys * widest > 16384:
-        block_keys = min(block_keys, _MOST_KEYS // 2, max(16, 8192 // widest))
+    # All keys at once in float32 take twice the shared memory: 128 of 64 channels do not fit.
+    if block_keys > _MOST_KEYS or block_keys * widest > 32768 // itemsize:
+        block_keys = max(16, min(block_keys, _MOST_KEYS // 2, 8192 // widest))
     block_positions = min(_dot_block(positions), 64, max(16, 4096 // widest))
     one_block = key_count <= block_keys
     splits, per_split = _ranges(
@@ -341,6 +348,53 @@ def attend_backward_plan(
     return AttendPlan(
         block_positions, block_keys, block_channels, block_value_channels, splits, per_split, warps, stages
     )
+
+
+@lru_cache(maxsize=1024)
+def layer_plan(
+    programs: int, head: int, value_head: int, positions: int, key_count: int, itemsize: int, mode: str
+) -> AttendPlan:
+    """A layer's statistics and backward: the backward's blocks for "kv", a sample's tokens at once for "qkv"."""
+    plan = attend_backward_plan(programs, head, value_head, positions, key_count, itemsize)
+    if mode == "kv":
+        return plan
+    warps = itself_plan(max(head, value_head), key_count).warps
+    return plan._replace(block_positions=plan.block_keys, splits=1, per_split=positions, warps=warps)
+
+
+@lru_cache(maxsize=1024)
+def layer_fits(head: int, value_head: int, key_count: int, itemsize: int, mode: str) -> bool:
+    """Whether a layer's kernels can hold all keys at once, as their statistics and their backward do."""
+    block_keys = layer_plan(1, head, value_head, key_count, key_count, itemsize, "kv").block_keys
+    if key_count > block_keys or not attends_tokens_at_once(head, value_head, key_count):
+        return False
+    return mode == "kv" or _token_tile(head, value_head, key_count) * itemsize <= _LARGEST_TOKEN_TILE
+
+
+@_constant
+def most_layer_keys(head: int, value_head: int, itemsize: int, mode: str) -> int:
+    """The most keys for which :func:`layer_fits`: one number to compare with, for sizes that are symbols."""
+    return _most_layer_keys(head, value_head, itemsize, mode)
+
+
+@lru_cache(maxsize=1024)
+def _most_layer_keys(head: int, value_head: int, itemsize: int, mode: str) -> int:
+    blocks = [block for block in (16, 32, 64, 128, 256) if layer_fits(head, value_head, block, itemsize, mode)]
+    return max(blocks, default=0)
+
+
+@lru_cache(maxsize=1024)
+def multiplies_tokens_exactly(head: int, value_head: int, key_count: int) -> bool:
+    """Whether the gradient of averaged queries can be afforded in float32, whatever the input is.
+
+    What an average receives is a sum over a whole row, and where the softmax saturates little of it is left: half
+    precision would show.
+    """
+    return _token_tile(head, value_head, key_count) * 4 <= _LARGEST_TOKEN_TILE
+
+
+def _token_tile(head: int, value_head: int, key_count: int) -> int:
+    return _dot_block(key_count) * max(_dot_block(key_count), _dot_block(head), _dot_block(value_head))
 
 
 class SamplePlan(NamedTuple):
