@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 __all__ = [
     "attend_backward_plan",
@@ -26,6 +27,8 @@ __all__ = [
     "layer_plan",
     "most_layer_keys",
     "multiplies_tokens_exactly",
+    "norm_plan",
+    "norm_refused",
     "outer_plan",
     "refuses",
     "sample_backward_plan",
@@ -441,6 +444,49 @@ def sample_backward_plan(
         return None
     registers = 128 if itemsize == 2 and (mode == "qkv" or plan.block_channels <= 32) else None
     return plan._replace(registers=registers, stages=3 if itemsize == 2 else 0)
+
+
+class NormPlan(NamedTuple):
+    """Rows at a time, channels at a time, and how many programs share the rows of a block of channels."""
+
+    block_rows: int
+    block_channels: int
+    blocks: int
+    programs: int
+    per_program: int
+    warps: int
+
+
+@lru_cache(maxsize=1024)
+def norm_plan(rows: int, channels: int, writes: bool) -> NormPlan:
+    """Batch norm over rows of channels: programs that add up are few and long, those that write are many."""
+    if channels < 64:
+        block_channels = max(16, _power_of_two(channels))
+    else:
+        # Lanes without a channel cost less than rows in many short pieces.
+        block_channels = min((128, 64), key=lambda block: _ceil(channels, block) * block)
+    block_rows = 8192 // block_channels
+    blocks = _ceil(channels, block_channels)
+    tiles = _ceil(rows, block_rows)
+    programs = min(tiles, max(1, (8 * _FEWEST_PROGRAMS if writes else _ENOUGH_PROGRAMS) // blocks))
+    per_program = _ceil(tiles, programs) * block_rows
+    return NormPlan(block_rows, block_channels, blocks, _ceil(rows, per_program), per_program, 8)
+
+
+def norm_refused(x: Tensor) -> bool:
+    """Whether batch norm and its activation are better left to PyTorch: all but half precision on a GPU, eagerly."""
+    return (
+        not x.is_cuda
+        or type(x) is not Tensor
+        or x.dim() != 4
+        or x.dtype not in (torch.bfloat16, torch.float16)
+        or torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.is_functorch_wrapped_tensor(x)
+        or _get_current_dispatch_mode() is not None
+        or not 0 < x.numel() < _LARGEST_SAMPLE
+        or _broken() is not None
+    )
 
 
 def _lanes(block_width: int, block_channels: int, itemsize: int, channels_last: bool) -> int:
