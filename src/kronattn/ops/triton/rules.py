@@ -97,9 +97,11 @@ def _broken() -> str | None:
 def worth_it(operator: str, query: Tensor, key: Tensor, value: Tensor, num_heads: int = 1) -> bool:
     """Whether "auto" should pick the kernels: where the benchmark shows them ahead of the torch backend.
 
-    Measured in bfloat16 on images, from (8, 8, 56²) to (4, 64, 512²), both memory formats: 2 to 15 times as fast as
-    the torch backend, 4 to 6 times as fast as that backend compiled, forward and with backward
-    (``results/operators-h200.json``). What has not been measured stays with the torch backend: float32, other
+    Measured in bfloat16 on channels-last images, from (8, 8, 56²) to (4, 64, 512²): 2.4 to 15 times as fast as the
+    torch backend, forward and with backward, on the device and as a user sees it (``results/operators-h200.json``),
+    and 2 to 7 times as fast as that backend compiled (``results/operators-h200-peers.json``). As layers of compiled
+    networks they are ahead too (``results/networks-h200-compiled.json``). Contiguous maps gain less
+    (``results/README.md``). What has not been measured stays with the torch backend: float32, other
     numbers of axes, wider heads. Regular attention has better kernels in PyTorch.
 
     Args:
