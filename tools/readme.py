@@ -46,21 +46,22 @@ def networks() -> list[str]:
     counted = {row["name"]: row for row in _read("networks.json")["rows"]}
     lines = [
         "| | parameters (paper) | MAdd (paper) | images a second over torchvision's mobilenet_v2: CPU | GPU inference "
-        "| GPU training |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| GPU training | both compiled: inference | training |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    cpu, gpu = _read("networks-cpu-batch16.json"), _read("networks-h200.json")
+    cpu, gpu, compiled = (_read(f"networks-{name}.json") for name in ("cpu-batch16", "h200", "h200-compiled"))
     for name in ("mobilenetv2", "mobilenetv2_kao", "kanet_without_kao", "kanet_kv", "kanet_qkv"):
         row = counted[name]
         lines.append(
             f"| `{name}` | {row['params_without_bn']:,} ({row['paper']['params'] / 1e6:g}m) "
             f"| {row['madd']:,} ({row['paper']['madd'] / 1e6:g}m) "
             f"| {_ratio(cpu, name, 'inference')} | {_ratio(gpu, name, 'inference')} "
-            f"| {_ratio(gpu, name, 'training')} |"
+            f"| {_ratio(gpu, name, 'training')} | {_ratio(compiled, name, 'inference', 'compiled')} "
+            f"| {_ratio(compiled, name, 'training', 'compiled')} |"
         )
     sizes = (
         f"CPU: batch {cpu['settings']['batch']}, float32, {cpu['environment']['threads']} threads. "
-        f"GPU: batch {gpu['settings']['batch']}, bfloat16, channels-last, eager."
+        f"GPU: batch {gpu['settings']['batch']}, bfloat16, channels-last; eager, and with torch.compile."
     )
     return [*lines, "", f"{sizes} {_environment(cpu)} {_environment(gpu)}"]
 
@@ -108,9 +109,9 @@ def _three(value: float) -> str:
     return f"{float(f'{value:.3g}'):,.10g}"
 
 
-def _ratio(found: dict[str, Any], network: str, work: str) -> str:
+def _ratio(found: dict[str, Any], network: str, work: str, how: str = "eager") -> str:
     for row in found["rows"]:
-        if (row["network"], row["work"], row["how"]) == (network, work, "eager"):
+        if (row["network"], row["work"], row["how"]) == (network, work, how):
             return f"{row['ratio']:.2f}"
     return "–"
 

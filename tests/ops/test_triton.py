@@ -5,6 +5,8 @@ Memory that the launchers allocate is filled with NaN beforehand, so that whatev
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -12,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 pytest.importorskip("triton")
 
 from kronattn import attention, kronecker_attention
-from kronattn.ops import plain, reference
+from kronattn.ops import backends, plain, reference
 from kronattn.ops.backends import BACKENDS, choose_backend
 from kronattn.ops.triton import rules
-from tests.ops.cases import lay_out, relative_error
+from tests.ops.cases import lay_out, poison_empty, relative_error
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -44,21 +46,7 @@ LARGE = [
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch):
-    """Every torch.empty comes full of NaN."""
-    real = torch.empty
-
-    def empty(*args, **kwargs):
-        x = real(*args, **kwargs)
-        return x.fill_(float("nan")) if x.is_floating_point() and not torch.compiler.is_compiling() else x
-
-    monkeypatch.setattr(torch, "empty", empty)
-    real_strided = torch.empty_strided
-
-    def empty_strided(*args, **kwargs):
-        x = real_strided(*args, **kwargs)
-        return x.fill_(float("nan")) if x.is_floating_point() and not torch.compiler.is_compiling() else x
-
-    monkeypatch.setattr(torch, "empty_strided", empty_strided)
+    poison_empty(monkeypatch)
 
 
 @pytest.fixture
@@ -81,6 +69,14 @@ def paths(monkeypatch):
 
     yield choose
     forget()
+
+
+@pytest.fixture
+def automatic(monkeypatch):
+    """Let "auto" pick the kernels wherever they can run."""
+    eager = dataclasses.replace(BACKENDS["triton"], worth_it=lambda *_: True)
+    monkeypatch.setitem(BACKENDS, "triton", eager)
+    monkeypatch.setattr(backends, "_AUTOMATIC", ("triton", "torch"))
 
 
 def noise(*shape, dtype=torch.float32, seed=0, layout="contiguous"):
@@ -261,10 +257,6 @@ class TestLibrary:
         for operator, arguments in calls:
             torch.library.opcheck(operator, arguments)
 
-    @pytest.mark.skipif(
-        tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15),
-        reason="this PyTorch says that it exports whenever it compiles, and exported programs run without kernels",
-    )
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
     def test_compiles_without_breaks_or_recompiling(self, mode, layout):
@@ -292,13 +284,26 @@ class TestLibrary:
                 kronecker_attention(x, mode=mode, backend="triton")
             assert counted.get_total_flops() == 2 * 2 * queries * 11 * 2 * 8
 
-    def test_export_takes_the_plain_path(self):
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_export_takes_the_plain_path(self, strict, automatic):
         class Operator(torch.nn.Module):
             def forward(self, x):
                 return kronecker_attention(x)
 
-        program = torch.export.export(Operator(), (noise(2, 4, 5, 6),))
+        program = torch.export.export(Operator(), (noise(2, 4, 5, 6),), strict=strict)
         assert "kronattn" not in str(program.graph)
+
+    def test_compile_takes_the_kernels(self, automatic):
+        torch._dynamo.reset()
+        graphs = []
+
+        def backend(graph, inputs):
+            graphs.append(str(graph.graph))
+            return graph
+
+        torch.compile(lambda x: kronecker_attention(x), fullgraph=True, backend=backend)(noise(2, 4, 5, 6))
+        assert len(graphs) == 1
+        assert "kronattn" in graphs[0]
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")

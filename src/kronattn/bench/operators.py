@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +33,8 @@ __all__ = [
     "cost_table",
     "draw_costs",
     "from_json",
+    "median_costs",
+    "over_copy",
     "parse_shapes",
     "to_json",
 ]
@@ -323,6 +325,37 @@ def from_json(found: dict[str, Any]) -> list[Cost]:
         fields = {name: row[name] for name in Cost.__dataclass_fields__ if name != "shape"}
         costs.append(Cost(shape=tuple(row["shape"]), **fields))
     return costs
+
+
+def median_costs(runs: Sequence[Sequence[Cost]]) -> list[Cost]:
+    """Return the costs of several runs as one: the median of every number.
+
+    >>> runs = [[Cost((1, 8, 4, 4), "copy", ms, ms, None, None, 256)] for ms in (0.5, 0.9, 0.6)]
+    >>> median_costs(runs)[0].forward_ms
+    0.6
+    """
+    medians = []
+    for costs in zip(*runs, strict=True):
+        numbers = {}
+        for name in ("forward_ms", "forward_eager_ms", "training_ms", "training_eager_ms", "forward_bytes"):
+            known = [getattr(cost, name) for cost in costs if getattr(cost, name) is not None]
+            numbers[name] = statistics.median(known) if known else None
+        medians.append(replace(costs[0], **numbers))
+    return medians
+
+
+def over_copy(costs: Sequence[Cost]) -> dict[str, dict[str, float | None]]:
+    """Return one run's times over the copy's, forward and with backward, for each shape and operator.
+
+    >>> over_copy([Cost((1, 8, 4, 4), "copy", 0.5, 1.0, None, None, 256)])
+    {'1×8×4², copy': {'forward': 1.0, 'training': None}}
+    """
+    found = {}
+    for cost in costs:
+        ratios = _ratios(cost, costs)
+        pair = {"forward": ratios["forward_over_copy"], "training": ratios["training_over_copy"]}
+        found[f"{_label(cost.shape)}, {cost.operator}"] = pair
+    return found
 
 
 def _ratios(cost: Cost, costs: Sequence[Cost]) -> dict[str, float | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -190,6 +190,10 @@ class KroneckerAttention(GridAttention):
     ) -> Tensor:
         query, key, value = self._checked(query, key, value)
         backend = choose_backend("auto", query, key, value, operator=self.mode, num_heads=self.num_heads)
+        if backend.layer is not None and query is key and key is value:
+            output = self._at_once(backend.layer, query, added)
+            if output is not None:
+                return output
         key_averages = backend.axis_averages(key)
         value_averages = key_averages if value is key else backend.axis_averages(value)
         query_averages = key_averages if query is key else None
@@ -210,6 +214,16 @@ class KroneckerAttention(GridAttention):
         return backend.attend_averages(
             query, keys, values, queries=queries, num_heads=self.num_heads, key_bias=bias, added=added
         )
+
+    def _at_once(self, layer: Callable[..., Tensor | None], x: Tensor, added: Tensor | None) -> Tensor | None:
+        """The output by a backend that has the whole layer as one operator, where its settings allow that."""
+        if self.query_map is not None or self.key_map is not None:
+            return None
+        state = None if self.norm is None else self.norm.state()
+        if self.norm is not None and state is None:
+            return None
+        weight = None if self.value_map is None else self.value_map.weight
+        return layer(x, weight, state, added, mode=self.mode, num_heads=self.num_heads, scale=self.scale)
 
     def _mean_query(self, averages: Tensor | None, width: int) -> Tensor | None:
         """(N, C, 1), from averages that are at hand and where batch statistics ask for it: saves a pass.

@@ -7,7 +7,6 @@ channels, d output channels, an expansion rate r and a stride s; c·r is rounded
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from kronattn.nn.attention import GridAttention, KroneckerAttention
+from kronattn.nn.norm_act import fuses_norms, norm_act_at_once
 from kronattn.ops.attend import is_captured
 
 __all__ = ["AttnModule", "AttnSkipModule", "BaseModule", "BaseSkipModule", "ConvNormAct", "Layer", "ReLU6"]
@@ -24,14 +24,25 @@ Layer = Callable[..., nn.Module]
 # Elements of a concatenation from which on leaving it out is faster. Measured on two cores at batch 1 and 16.
 _WORTH_PARTS = 2**19
 
-# In place: nobody else needs what a norm gives, and memory that is not asked for need not be filled.
-ReLU6 = partial(nn.ReLU6, inplace=True)
+
+class ReLU6(nn.ReLU6):
+    """min(max(x, 0), 6), in place where no gradient is recorded: nobody else needs what a norm gives.
+
+    With a gradient to come, working in place would mean a copy of the input first.
+
+    >>> ReLU6()(torch.tensor([-1.0, 1.0, 7.0]))
+    tensor([0., 1., 6.])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu6(x, inplace=not (torch.is_grad_enabled() or is_captured()))
 
 
 class ConvNormAct(nn.Module):
     """A convolution without bias, a norm and, unless ``act_layer`` is None, an activation.
 
-    (N, in_channels, h, w) to (N, out_channels, ⌈h/stride⌉, ⌈w/stride⌉) for any odd kernel size.
+    (N, in_channels, h, w) to (N, out_channels, ⌈h/stride⌉, ⌈w/stride⌉) for any odd kernel size; the channels of
+    ``beside``, where it is given, come after those.
 
     Example:
         >>> ConvNormAct(3, 32, kernel_size=3, stride=2)(torch.randn(1, 3, 33, 40)).shape
@@ -56,8 +67,14 @@ class ConvNormAct(nn.Module):
         self.norm = norm_layer(out_channels)
         self.act = nn.Identity() if act_layer is None else act_layer()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.norm(self.conv(x)))
+    def forward(self, x: Tensor, beside: Tensor | None = None) -> Tensor:
+        y = self.conv(x)
+        if isinstance(y, Tensor):
+            at_once = norm_act_at_once(y, self.norm, self.act, beside)
+            if at_once is not None:
+                return at_once
+        y = self.act(self.norm(y))
+        return y if beside is None else torch.cat([y, beside], dim=1)
 
 
 class _Bottleneck(nn.Module):
@@ -152,21 +169,21 @@ class BaseSkipModule(BaseModule):
     def forward(self, x: Tensor) -> Tensor:
         if self.expand is None:
             y = self.project(self.depthwise(x))
+        elif self._goes_in_parts(x):
+            y = self._project_parts(self.expand(x), x)
         else:
-            new = self.expand(x)
-            if self._goes_in_parts(new):
-                y = self._project_parts(new, x)
-            else:
-                y = self.project(self.depthwise(torch.cat([new, x], dim=1)))
+            y = self.project(self.depthwise(self.expand(x, beside=x)))
         return x + y if self.skips else y
 
-    def _goes_in_parts(self, new: Any) -> bool:
+    def _goes_in_parts(self, x: Any) -> bool:
         """Whether inference is better off without the concatenation: where copying the widest tensor takes longer
-        than a few calls more. A compiler arranges this by itself, and a batch norm in training needs all channels."""
-        if isinstance(new, fx.Proxy) or self.training or torch.is_grad_enabled() or is_captured():
+        than a few calls more. A compiler arranges this by itself, our kernels write both parts where they belong,
+        and a batch norm in training needs all channels."""
+        if isinstance(x, fx.Proxy) or self.training or torch.is_grad_enabled() or is_captured() or fuses_norms(x):
             return False
+        new = x.numel() // self.in_channels * self._new_channels()
         norm = self.depthwise.norm
-        return new.numel() >= _WORTH_PARTS and type(norm) is nn.BatchNorm2d and norm.running_mean is not None
+        return new >= _WORTH_PARTS and type(norm) is nn.BatchNorm2d and norm.running_mean is not None
 
     def _project_parts(self, new: Tensor, x: Tensor) -> Tensor:
         """The depth-wise convolution sees one channel at a time, so it can do the new ones and x's one by one."""
@@ -233,6 +250,8 @@ class AttnModule(_Bottleneck):
         attended = self._attend(x)
         if self.expand is None or self.depthwise is None:
             y = self.project(attended)
+        elif isinstance(attended, Tensor) and fuses_norms(attended):
+            y = self.project(self.depthwise(self.expand(x), beside=attended))
         else:
             y = self._project_both(self.depthwise(self.expand(x)), attended)
         return x + y if self.skips else y

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kronattn.ops.autocast import without_autocast
-from kronattn.ops.coefficients import Moments, coefficient_moments
+from kronattn.ops.coefficients import Moments, NormState, coefficient_moments
 
 __all__ = ["CoefficientNorm", "synchronise_coefficient_norms"]
 
@@ -90,6 +90,23 @@ class CoefficientNorm(nn.Module):
     def uses_batch_statistics(self) -> bool:
         """Whether the statistics are this batch's, as in training, rather than the running ones."""
         return self.bn.training or self.bn.running_var is None
+
+    def state(self) -> NormState | None:
+        """The norm as a kernel takes it; None where it is not one scale a head from this process's statistics."""
+        bn = self.bn
+        if (
+            self.num_keys is not None
+            or type(bn) is not nn.BatchNorm1d
+            or self._forward_hooks
+            or self._shares_statistics()
+        ):
+            return None
+        if bn.weight is None or bn.momentum is None or bn.running_mean is None or bn.running_var is None:
+            return None
+        assert bn.num_batches_tracked is not None
+        return NormState(
+            bn.weight, bn.running_mean, bn.running_var, bn.num_batches_tracked, bn.momentum, bn.eps, bn.training
+        )
 
     def _batch_statistics(self, query: Tensor, key: Tensor, query_mean: Tensor | None) -> tuple[Tensor, Tensor]:
         moments = coefficient_moments(query, key, per_key=self.num_keys is not None, query_mean=query_mean)

@@ -27,7 +27,8 @@ class Backend:
     ``refuses(query, key, value, num_heads)`` is None where the backend can run, else the reason it cannot, in
     words. ``worth_it(operator, query, key, value, num_heads)`` is whether "auto" should pick it where it can.
     ``axis_averages`` and ``attend_averages`` are the two halves of Kronecker attention, for modules that do
-    something to the averages in between.
+    something to the averages in between. ``layer`` does all of a self-attention layer at once; it gives None for what
+    it cannot do, and is None where there is no such thing.
     """
 
     attention: Callable[..., Tensor]
@@ -36,6 +37,7 @@ class Backend:
     attend_averages: Callable[..., Tensor] = plain.attend_averages
     refuses: Callable[[Tensor, Tensor, Tensor, int], str | None] = _serves_everything
     worth_it: Callable[[str, Tensor, Tensor, Tensor, int], bool] = _always
+    layer: Callable[..., Tensor | None] | None = None
 
 
 BACKENDS = {
@@ -48,12 +50,12 @@ BACKENDS = {
         triton.attend_averages,
         triton.refuses,
         triton.worth_it,
+        triton.attention_layer,
     ),
 }
 
-# Fastest first. The reference is for checking and is never picked. The kernels are asked for by name until the whole
-# of tests/ops/test_triton.py and the networks' training have been seen to pass on a GPU.
-_AUTOMATIC = ("torch",)
+# Fastest first. The reference is for checking and is never picked.
+_AUTOMATIC: tuple[str, ...] = ("triton", "torch")
 
 
 def choose_backend(

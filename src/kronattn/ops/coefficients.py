@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Moments", "coefficient_moments"]
+__all__ = ["Moments", "NormState", "coefficient_moments"]
 
 
 class Moments(NamedTuple):
@@ -25,6 +25,21 @@ class Moments(NamedTuple):
     members: int
     mean: Tensor
     squares: Tensor
+
+
+class NormState(NamedTuple):
+    """Batch norm of each head's coefficients as a kernel takes it: (H,) tensors, and how they are used.
+
+    ``of_the_batch``: the statistics are this batch's, and the running ones follow them; else those are used.
+    """
+
+    gain: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+    batches: Tensor
+    momentum: float
+    eps: float
+    of_the_batch: bool
 
 
 def coefficient_moments(

@@ -96,7 +96,8 @@ def _section(section: Section, content: Content) -> str:
 def _drawing(drawing: Drawing) -> str:
     # As an image of its own, so that identifiers inside two figures cannot clash.
     data = b64encode(figure_bytes(drawing.figure, "svg")).decode("ascii")
+    opening = '<figure class="narrow">' if drawing.narrow else "<figure>"
     return (
-        f'<figure{" class=narrow" if drawing.narrow else ""}><img alt="{escape(drawing.description)}" src="data:image/svg+xml;base64,{data}">'
+        f'{opening}<img alt="{escape(drawing.description)}" src="data:image/svg+xml;base64,{data}">'
         f"<figcaption>{escape(drawing.caption)}</figcaption></figure>"
     )

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from kronattn.ops.triton.rules import refuses, worth_it
 
-__all__ = ["attend_averages", "attention", "axis_averages", "kronecker_attention", "refuses", "worth_it"]
+__all__ = [
+    "attend_averages",
+    "attention",
+    "attention_layer",
+    "axis_averages",
+    "kronecker_attention",
+    "refuses",
+    "worth_it",
+]
 
 
 def attention(*args: Any, **kwargs: Any) -> Tensor:
@@ -43,3 +51,10 @@ def attend_averages(*args: Any, **kwargs: Any) -> Tensor:
     from kronattn.ops.triton.operators import attend_averages
 
     return attend_averages(*args, **kwargs)
+
+
+def attention_layer(*args: Any, **kwargs: Any) -> Tensor | None:
+    """All of a self-attention layer at once; None where the kernels cannot do that."""
+    from kronattn.ops.triton.layer import attention_layer
+
+    return attention_layer(*args, **kwargs)

@@ -26,8 +26,11 @@ __all__ = [
     "attend_itself_backward",
     "attend_tile",
     "coefficients",
+    "load_bias",
     "load_tokens",
+    "normed_scale",
     "token_gradient",
+    "total",
 ]
 
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -38,6 +41,15 @@ def load_tokens(tokens, b_s, b_d, count, C: tl.constexpr, D: tl.constexpr, DT: t
     """A (tokens, channels) tile of one head in dtype DT; zero past the end."""
     b_mask = (b_s < count)[:, None] & (b_d < D)[None, :]
     return tl.load(tokens + token_offsets(b_s, b_d, C), mask=b_mask, other=0.0).to(DT)
+
+
+@triton.jit
+def normed_scale(scale, variance, gain, eps, head, HAS_NORM: tl.constexpr):
+    """The scale of a head's logits with its batch norm multiplied in, where it has one."""
+    if HAS_NORM:
+        return scale * tl.load(gain + head).to(tl.float32) * tl.rsqrt(tl.load(variance + head).to(tl.float32) + eps)
+    else:
+        return scale
 
 
 @triton.jit
@@ -152,6 +164,8 @@ def attend_forward_kernel(
     keys,
     values,
     bias,
+    variance,
+    gain,
     added,
     y,
     q_n,
@@ -168,6 +182,7 @@ def attend_forward_kernel(
     splits,
     per_split,
     scale,
+    eps,
     H: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr,
@@ -179,6 +194,7 @@ def attend_forward_kernel(
     EVEN: tl.constexpr,
     SHARED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
     HAS_ADDED: tl.constexpr,
     Q_LAST: tl.constexpr,
     ADDED_LAST: tl.constexpr,
@@ -202,6 +218,7 @@ def attend_forward_kernel(
     keys += n * key_count * (H * D) + head * D
     values += n * key_count * (H * DV) + head * DV
     bias += head * key_count
+    scale = normed_scale(scale, variance, gain, eps, head, HAS_NORM)
     if ONE_BLOCK:
         b_k = load_tokens(keys, b_s, b_d, key_count, H * D, D, DT)
         b_v = b_k if SHARED else load_tokens(values, b_s, b_e, key_count, H * DV, DV, DT)
@@ -566,6 +583,9 @@ def attend_forward(
     key_bias: Tensor | None = None,
     added: Tensor | None = None,
     compute: torch.dtype | None = None,
+    variance: Tensor | None = None,
+    gain: Tensor | None = None,
+    eps: float = 0.0,
 ) -> Tensor:
     """Softmax(scale·QKᵀ + bias)·V for every position, plus ``added``.
 
@@ -576,6 +596,7 @@ def attend_forward(
         key_bias: (num_heads, S) in float32.
         added: (N, P, *grid).
         compute: the dtype that products are taken in; query's by default.
+        variance, gain, eps: with two (num_heads,) tensors, logits are multiplied by gain / √(variance + eps) too.
 
     Returns:
         (N, P, *grid) in query's dtype and memory format.
@@ -600,6 +621,8 @@ def attend_forward(
         keys,
         values,
         keys if key_bias is None else key_bias,
+        keys if variance is None else variance,
+        keys if gain is None else gain,
         added,
         y,
         *q_strides.over(align),
@@ -610,6 +633,7 @@ def attend_forward(
         plan.splits,
         plan.per_split,
         scale,
+        eps,
         num_heads,
         head,
         value_head,
@@ -621,6 +645,7 @@ def attend_forward(
         key_count % plan.block_keys == 0,
         values is keys,
         key_bias is not None,
+        variance is not None,
         has_added,
         q_strides.channels_last,
         added_strides.channels_last,

@@ -20,6 +20,7 @@ __all__ = [
     "flat",
     "flat_strides",
     "is_channels_last",
+    "row_distance",
 ]
 
 
@@ -59,6 +60,23 @@ def is_channels_last(x: Tensor) -> bool:
     """Whether channels lie side by side; what is neither that nor contiguous is copied, and contiguous then."""
     strides = flat_strides(x)
     return strides is not None and strides.channels_last
+
+
+def row_distance(x: Tensor) -> int | None:
+    """Of (N, C, h, w) as N·h·w rows with channels side by side; None where rows are not evenly apart."""
+    batch, channels, height, width = x.shape
+    sample, channel, row, position = x.stride()
+    if channels > 1 and channel != 1:
+        return None
+    # Axes of one element have no stride that means anything.
+    if width > 1:
+        distance = position
+    elif height > 1:
+        distance = row
+    else:
+        distance = sample if batch > 1 else channels
+    even = (height == 1 or row == distance * width) and (batch == 1 or sample == distance * width * height)
+    return distance if even and distance >= channels else None
 
 
 def flat(x: Tensor) -> tuple[Tensor, Strides]:

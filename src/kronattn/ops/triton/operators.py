@@ -17,7 +17,7 @@ from kronattn.ops.triton import eager, library
 from kronattn.ops.triton.layout import as_tokens, is_channels_last
 from kronattn.ops.triton.selfattention import self_attention_forward
 
-__all__ = ["attend_averages", "attend_positions", "axis_averages", "kronecker_attention"]
+__all__ = ["attend_averages", "attend_positions", "axis_averages", "kronecker_attention", "seen_by_others"]
 
 
 def kronecker_attention(
@@ -25,7 +25,7 @@ def kronecker_attention(
 ) -> Tensor:
     """KAO_KV and KAO_QKV; shapes as in :func:`kronattn.kronecker_attention`."""
     if query is key and key is value and query.dim() == 4 and not isinstance(scale, Tensor):
-        if _seen_by_others():
+        if seen_by_others():
             return library.self_attention(query, mode, num_heads, float(scale))[0]
         if not (query.requires_grad and torch.is_grad_enabled()):
             return self_attention_forward(query, mode, num_heads, float(scale))[0]
@@ -42,7 +42,7 @@ def axis_averages(x: Tensor) -> Tensor:
     """Averages of (N, C, *grid) over all axes but one, the last axis first: (N, C, sum(grid)) in float32."""
     if x.dim() == 3:
         return x.float()
-    tokens = (library.averages(x, True) if _seen_by_others() else eager.Averages.apply(x)).transpose(1, 2)
+    tokens = (library.averages(x, True) if seen_by_others() else eager.Averages.apply(x)).transpose(1, 2)
     if x.dim() == 4:
         return tokens
     width = x.shape[-1]
@@ -83,7 +83,7 @@ def attend_averages(
     if len(grid) == 2:
         keys, values, factor = _tokens(keys, values, heads, scale)
         settings = (key_bias, added, grid, is_channels_last(query), heads, factor, query.dtype)
-        if _seen_by_others():
+        if seen_by_others():
             return library.attend_tokens(as_tokens(queries), keys, values, *settings)
         return eager.AttendTokens.apply(as_tokens(queries), keys, values, *settings)
     received = _attend(queries, keys, values, key_bias, None, heads, scale, query.dtype)
@@ -118,7 +118,7 @@ def _attend(
     compute: torch.dtype,
 ) -> Tensor:
     keys, values, factor = _tokens(keys, values, num_heads, scale)
-    if _seen_by_others():
+    if seen_by_others():
         return library.attend(query, keys, values, key_bias, added, num_heads, factor, compute)
     return eager.Attend.apply(query, keys, values, key_bias, added, num_heads, factor, compute)
 
@@ -134,11 +134,11 @@ def _tokens(keys: Tensor, values: Tensor, num_heads: int, scale: float | Tensor)
 
 
 def _outer_sum(tokens: Tensor, grid: Sequence[int], channels_last: bool, dtype: torch.dtype) -> Tensor:
-    if _seen_by_others():
+    if seen_by_others():
         return library.outer_sum(tokens, grid, channels_last, dtype, 1.0, 1.0)
     return eager.OuterSum.apply(tokens, grid, channels_last, dtype)
 
 
-def _seen_by_others() -> bool:
+def seen_by_others() -> bool:
     """Whether something watches the operators that run: torch.compile, a flop counter, fake tensors."""
     return torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.attend import attend_tile
+from kronattn.ops.triton.attend import attend_tile, normed_scale
 from kronattn.ops.triton.blocks import grid_offsets, token_offsets
 from kronattn.ops.triton.launch import launch, recorded
 from kronattn.ops.triton.layout import alignment, empty_like_grid, flat, flat_strides, is_channels_last
@@ -121,6 +121,8 @@ def attend_tokens_forward_kernel(
     keys,
     values,
     bias,
+    variance,
+    gain,
     added,
     y,
     added_n,
@@ -134,6 +136,7 @@ def attend_tokens_forward_kernel(
     key_count,
     row_blocks,
     scale,
+    eps,
     H: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr,
@@ -144,6 +147,7 @@ def attend_tokens_forward_kernel(
     BDV: tl.constexpr,
     SHARED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
     Y_LAST: tl.constexpr,
     ADDED_LAST: tl.constexpr,
     HAS_ADDED: tl.constexpr,
@@ -164,6 +168,7 @@ def attend_tokens_forward_kernel(
     p_keys = keys + n * key_count * (H * D) + head * D
     p_values = values + n * key_count * (H * DV) + head * DV
     p_bias = bias + head * key_count
+    scale = normed_scale(scale, variance, gain, eps, head, HAS_NORM)
     DT: tl.constexpr = y.dtype.element_ty
     b_columns = attend_tile(
         b_columns.to(DT), p_keys, p_values, p_bias, key_count, scale,
@@ -271,6 +276,9 @@ def attend_tokens_forward(
     key_bias: Tensor | None = None,
     added: Tensor | None = None,
     output: Tensor | None = None,
+    variance: Tensor | None = None,
+    gain: Tensor | None = None,
+    eps: float = 0.0,
 ) -> Tensor:
     """KAO_QKV once everything is averaged: attention of the tokens, and the outer sum of what they receive.
 
@@ -281,6 +289,7 @@ def attend_tokens_forward(
         like: (N, any, *grid), which gives the result its grid, dtype and memory format.
         key_bias: (num_heads, S) in float32.
         added: (N, P, *grid).
+        variance, gain, eps: as in :func:`~kronattn.ops.triton.attend.attend_forward`.
 
     Returns:
         (N, P, *grid).
@@ -303,6 +312,8 @@ def attend_tokens_forward(
         keys,
         values,
         keys if key_bias is None else key_bias,
+        keys if variance is None else variance,
+        keys if gain is None else gain,
         added,
         y,
         *added_strides.over(align),
@@ -312,6 +323,7 @@ def attend_tokens_forward(
         key_count,
         row_blocks,
         scale,
+        eps,
         num_heads,
         head,
         value_head,
@@ -322,6 +334,7 @@ def attend_tokens_forward(
         plan.block_value_channels,
         values is keys,
         key_bias is not None,
+        variance is not None,
         y_strides.channels_last,
         added_strides.channels_last,
         has_added,

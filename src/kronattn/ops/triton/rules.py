@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 __all__ = [
     "attend_backward_plan",
@@ -22,6 +23,12 @@ __all__ = [
     "averages_plan",
     "dot_precision",
     "itself_plan",
+    "layer_fits",
+    "layer_plan",
+    "most_layer_keys",
+    "multiplies_tokens_exactly",
+    "norm_plan",
+    "norm_refused",
     "outer_plan",
     "refuses",
     "sample_backward_plan",
@@ -63,12 +70,22 @@ def refuses(query: Tensor, key: Tensor, value: Tensor, num_heads: int = 1) -> st
         if x.numel() // batch >= _LARGEST_SAMPLE:
             return f"a sample of {name} must have fewer than 2**31 elements, not {x.numel() // batch}"
     if torch.compiler.is_compiling():
-        return "exported programs must run without Triton" if torch.compiler.is_exporting() else _broken()
+        return _captured_reason()
     if torch._C._get_tracing_state() is not None:
         return "traced programs must run without Triton"
     if torch._C._functorch.is_functorch_wrapped_tensor(query):
         return "torch.func's transforms do not see through it"
     return _broken()
+
+
+@_constant
+def _captured_reason() -> str | None:
+    """Why a program that is being captured must not hold kernels: it is exported, or Triton does not work.
+
+    Asked outside of what is captured: PyTorch 2.11's compiler takes every capture for an export, and finding out
+    whether Triton works changes what the next call sees.
+    """
+    return "exported programs must run without Triton" if torch.compiler.is_exporting() else _broken()
 
 
 def _broken() -> str | None:
@@ -80,9 +97,11 @@ def _broken() -> str | None:
 def worth_it(operator: str, query: Tensor, key: Tensor, value: Tensor, num_heads: int = 1) -> bool:
     """Whether "auto" should pick the kernels: where the benchmark shows them ahead of the torch backend.
 
-    Measured in bfloat16 on images, from (8, 8, 56²) to (4, 64, 512²), both memory formats: 2 to 15 times as fast as
-    the torch backend, 4 to 6 times as fast as that backend compiled, forward and with backward
-    (``results/operators-h200.json``). What has not been measured stays with the torch backend: float32, other
+    Measured in bfloat16 on channels-last images, from (8, 8, 56²) to (4, 64, 512²): 2.4 to 15 times as fast as the
+    torch backend, forward and with backward, on the device and as a user sees it (``results/operators-h200.json``),
+    and 2 to 7 times as fast as that backend compiled (``results/operators-h200-peers.json``). As layers of compiled
+    networks they are ahead too (``results/networks-h200-compiled.json``). Contiguous maps gain less
+    (``results/README.md``). What has not been measured stays with the torch backend: float32, other
     numbers of axes, wider heads. Regular attention has better kernels in PyTorch.
 
     Args:
@@ -150,6 +169,8 @@ _MOST_KEYS = 128
 _FEWEST_SAMPLES = 64
 # Bytes of a tensor whose kernels take no longer than their launches.
 _SMALL = 2**20
+# Bytes of the largest matrix of which a program holds several: tokens by tokens, or tokens by channels.
+_LARGEST_TOKEN_TILE = 2**15
 # Keys of a sample that one program holds.
 _SAMPLE_BYTES = 8192
 
@@ -295,7 +316,7 @@ def attend_plan(programs: int, head: int, value_head: int, positions: int, key_c
     block_keys = _dot_block(key_count)
     if block_keys > _MOST_KEYS or block_keys * widest > 16384:
         # Blocks that are walked through are smaller: they hold the running sums besides.
-        block_keys = min(block_keys, _MOST_KEYS // 2, max(16, 8192 // widest))
+        block_keys = max(16, min(block_keys, _MOST_KEYS // 2, 8192 // widest))
     block_positions = min(_dot_block(positions), 64, max(16, 8192 // widest))
     enough = _ENOUGH_PROGRAMS if key_count <= block_keys else positions * programs
     splits, per_split = _ranges(programs, positions, block_positions, enough)
@@ -319,8 +340,9 @@ def attend_backward_plan(
     block_channels, block_value_channels = _dot_block(head), _dot_block(value_head)
     widest = max(block_channels, block_value_channels) * itemsize // 2
     block_keys = _dot_block(key_count)
-    if block_keys > _MOST_KEYS or block_keys * widest > 16384:
-        block_keys = min(block_keys, _MOST_KEYS // 2, max(16, 8192 // widest))
+    # All keys at once in float32 take twice the shared memory: 128 of 64 channels do not fit.
+    if block_keys > _MOST_KEYS or block_keys * widest > 32768 // itemsize:
+        block_keys = max(16, min(block_keys, _MOST_KEYS // 2, 8192 // widest))
     block_positions = min(_dot_block(positions), 64, max(16, 4096 // widest))
     one_block = key_count <= block_keys
     splits, per_split = _ranges(
@@ -331,6 +353,53 @@ def attend_backward_plan(
     return AttendPlan(
         block_positions, block_keys, block_channels, block_value_channels, splits, per_split, warps, stages
     )
+
+
+@lru_cache(maxsize=1024)
+def layer_plan(
+    programs: int, head: int, value_head: int, positions: int, key_count: int, itemsize: int, mode: str
+) -> AttendPlan:
+    """A layer's statistics and backward: the backward's blocks for "kv", a sample's tokens at once for "qkv"."""
+    plan = attend_backward_plan(programs, head, value_head, positions, key_count, itemsize)
+    if mode == "kv":
+        return plan
+    warps = itself_plan(max(head, value_head), key_count).warps
+    return plan._replace(block_positions=plan.block_keys, splits=1, per_split=positions, warps=warps)
+
+
+@lru_cache(maxsize=1024)
+def layer_fits(head: int, value_head: int, key_count: int, itemsize: int, mode: str) -> bool:
+    """Whether a layer's kernels can hold all keys at once, as their statistics and their backward do."""
+    block_keys = layer_plan(1, head, value_head, key_count, key_count, itemsize, "kv").block_keys
+    if key_count > block_keys or not attends_tokens_at_once(head, value_head, key_count):
+        return False
+    return mode == "kv" or _token_tile(head, value_head, key_count) * itemsize <= _LARGEST_TOKEN_TILE
+
+
+@_constant
+def most_layer_keys(head: int, value_head: int, itemsize: int, mode: str) -> int:
+    """The most keys for which :func:`layer_fits`: one number to compare with, for sizes that are symbols."""
+    return _most_layer_keys(head, value_head, itemsize, mode)
+
+
+@lru_cache(maxsize=1024)
+def _most_layer_keys(head: int, value_head: int, itemsize: int, mode: str) -> int:
+    blocks = [block for block in (16, 32, 64, 128, 256) if layer_fits(head, value_head, block, itemsize, mode)]
+    return max(blocks, default=0)
+
+
+@lru_cache(maxsize=1024)
+def multiplies_tokens_exactly(head: int, value_head: int, key_count: int) -> bool:
+    """Whether the gradient of averaged queries can be afforded in float32, whatever the input is.
+
+    What an average receives is a sum over a whole row, and where the softmax saturates little of it is left: half
+    precision would show.
+    """
+    return _token_tile(head, value_head, key_count) * 4 <= _LARGEST_TOKEN_TILE
+
+
+def _token_tile(head: int, value_head: int, key_count: int) -> int:
+    return _dot_block(key_count) * max(_dot_block(key_count), _dot_block(head), _dot_block(value_head))
 
 
 class SamplePlan(NamedTuple):
@@ -377,6 +446,49 @@ def sample_backward_plan(
         return None
     registers = 128 if itemsize == 2 and (mode == "qkv" or plan.block_channels <= 32) else None
     return plan._replace(registers=registers, stages=3 if itemsize == 2 else 0)
+
+
+class NormPlan(NamedTuple):
+    """Rows at a time, channels at a time, and how many programs share the rows of a block of channels."""
+
+    block_rows: int
+    block_channels: int
+    blocks: int
+    programs: int
+    per_program: int
+    warps: int
+
+
+@lru_cache(maxsize=1024)
+def norm_plan(rows: int, channels: int, writes: bool) -> NormPlan:
+    """Batch norm over rows of channels: programs that add up are few and long, those that write are many."""
+    if channels < 64:
+        block_channels = max(16, _power_of_two(channels))
+    else:
+        # Lanes without a channel cost less than rows in many short pieces.
+        block_channels = min((128, 64), key=lambda block: _ceil(channels, block) * block)
+    block_rows = 8192 // block_channels
+    blocks = _ceil(channels, block_channels)
+    tiles = _ceil(rows, block_rows)
+    programs = min(tiles, max(1, (8 * _FEWEST_PROGRAMS if writes else _ENOUGH_PROGRAMS) // blocks))
+    per_program = _ceil(tiles, programs) * block_rows
+    return NormPlan(block_rows, block_channels, blocks, _ceil(rows, per_program), per_program, 8)
+
+
+def norm_refused(x: Tensor) -> bool:
+    """Whether batch norm and its activation are better left to PyTorch: all but half precision on a GPU, eagerly."""
+    return (
+        not x.is_cuda
+        or type(x) is not Tensor
+        or x.dim() != 4
+        or x.dtype not in (torch.bfloat16, torch.float16)
+        or torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.is_functorch_wrapped_tensor(x)
+        or _get_current_dispatch_mode() is not None
+        or not 0 < x.numel() < _LARGEST_SAMPLE
+        or _broken() is not None
+    )
 
 
 def _lanes(block_width: int, block_channels: int, itemsize: int, channels_last: bool) -> int:

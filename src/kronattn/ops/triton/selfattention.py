@@ -46,6 +46,9 @@ def tokens_forward(
     key_bias: Tensor | None = None,
     added: Tensor | None = None,
     output: Tensor | None = None,
+    variance: Tensor | None = None,
+    gain: Tensor | None = None,
+    eps: float = 0.0,
 ) -> Tensor:
     """KAO_QKV once everything is averaged: attention of the tokens, and the outer sum of what they receive.
 
@@ -57,6 +60,7 @@ def tokens_forward(
         key_bias: (num_heads, S).
         added: (N, P, height, width).
         output: where to write.
+        variance, gain, eps: as in :func:`~kronattn.ops.triton.attend.attend_forward`.
 
     Returns:
         (N, P, height, width).
@@ -67,10 +71,12 @@ def tokens_forward(
         return attend_tokens_forward(
             queries, keys, values, like, height, width,
             num_heads=num_heads, scale=scale, key_bias=key_bias, added=added, output=output,
+            variance=variance, gain=gain, eps=eps,
         )  # fmt: skip
     received = attend_forward(
         queries.transpose(1, 2), keys, values,
         num_heads=num_heads, scale=scale, key_bias=key_bias, compute=like.dtype,
+        variance=variance, gain=gain, eps=eps,
     )  # fmt: skip
     return outer_sum_forward(received.transpose(1, 2), like, height, width, added=added, output=output)
 

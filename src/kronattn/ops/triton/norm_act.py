@@ -1,0 +1,429 @@
+"""Batch norm of channels-last maps and the clamp after it in as few passes as there can be, forward and backward.
+
+In eager code PyTorch takes four passes for a norm and its activation in training, and these are most of what networks
+of depth-wise convolutions spend their time on. Here the forward reads x for its statistics, reads it again and writes
+the output; the backward reads x and dy twice and writes dx. Sums are added up in a fixed order.
+
+A tensor that is to stand beside the output, channel after channel, can be written into the same memory in passing.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kronattn.ops.triton.launch import empty, launch, played, recorded
+from kronattn.ops.triton.layout import empty_grid, row_distance
+from kronattn.ops.triton.rules import NormPlan, norm_plan
+
+__all__ = ["apply_norm", "as_rows", "backward", "forward", "norm_act", "norm_act_in_training"]
+
+
+@triton.jit
+def load_rows(x, first, last, b_c, stride, C, BR: tl.constexpr, ALIGN: tl.constexpr):
+    """(BR, channels) from row ``first`` on, in float32; zero past the end. Rows are stride · ALIGN apart."""
+    b_r = first + tl.arange(0, BR)
+    b_mask = (b_r < last)[:, None] & (b_c < C)[None, :]
+    b_at = b_r[:, None] * (stride * ALIGN) + b_c[None, :]
+    return tl.load(x + b_at, mask=b_mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_rows(y, b_y, first, last, b_c, stride, C, BR: tl.constexpr, ALIGN: tl.constexpr):
+    b_r = first + tl.arange(0, BR)
+    b_mask = (b_r < last)[:, None] & (b_c < C)[None, :]
+    b_at = b_r[:, None] * (stride * ALIGN) + b_c[None, :]
+    tl.store(y + b_at, b_y.to(y.dtype.element_ty), mask=b_mask)
+
+
+@triton.jit
+def load_channels(x, b_c, C):
+    return tl.load(x + b_c, mask=b_c < C, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def moments_kernel(
+    x, parts, rows, stride, per_program, c_over, blocks, BR: tl.constexpr, BC: tl.constexpr, ALIGN: tl.constexpr
+):  # fmt: skip
+    """Each program's mean and squared deviations of its rows: parts is (programs, 2, C).
+
+    Sums are of differences from the program's first row, so that a large mean takes nothing away from them.
+    """
+    C = c_over * ALIGN
+    program = tl.program_id(0) // blocks
+    b_c = tl.program_id(0) % blocks * BC + tl.arange(0, BC)
+    first = program * per_program
+    last = tl.minimum(first + per_program, rows)
+    b_start = tl.load(x + first * (stride * ALIGN) + b_c, mask=b_c < C, other=0.0).to(tl.float32)[None, :]
+    b_sum = tl.zeros([BR, BC], tl.float32)
+    b_squares = tl.zeros([BR, BC], tl.float32)
+    for r in tl.range(first, last, BR, num_stages=3):
+        b_x = load_rows(x, r, last, b_c, stride, C, BR, ALIGN) - b_start
+        b_x = tl.where((r + tl.arange(0, BR) < last)[:, None], b_x, 0.0)
+        b_sum += b_x
+        b_squares += b_x * b_x
+    b_total = tl.sum(b_sum, axis=0)
+    count = (last - first).to(tl.float32)
+    p_part = parts + program * 2 * C + b_c
+    tl.store(p_part, tl.sum(b_start, axis=0) + b_total / count, mask=b_c < C)
+    tl.store(p_part + C, tl.sum(b_squares, axis=0) - b_total * b_total / count, mask=b_c < C)
+
+
+@triton.jit
+def finish_moments_kernel(
+    parts,
+    mean,
+    inverse,
+    running_mean,
+    running_var,
+    batches,
+    programs,
+    rows,
+    per_program,
+    momentum,
+    eps,
+    C,
+    BP: tl.constexpr,
+    BC: tl.constexpr,
+):
+    b_c = tl.program_id(0) * BC + tl.arange(0, BC)
+    b_mean = tl.zeros([BP, BC], tl.float32)
+    for start in range(0, programs, BP):
+        b_p = start + tl.arange(0, BP)
+        b_mask = (b_p < programs)[:, None] & (b_c < C)[None, :]
+        b_count = tl.minimum(rows - b_p * per_program, per_program).to(tl.float32)[:, None]
+        b_mean += b_count * tl.load(parts + b_p[:, None] * (2 * C) + b_c[None, :], mask=b_mask, other=0.0)
+    b_average = tl.sum(b_mean, axis=0) / rows
+    b_squares = tl.zeros([BP, BC], tl.float32)
+    for start in range(0, programs, BP):
+        b_p = start + tl.arange(0, BP)
+        b_mask = (b_p < programs)[:, None] & (b_c < C)[None, :]
+        b_count = tl.minimum(rows - b_p * per_program, per_program).to(tl.float32)[:, None]
+        p_part = parts + b_p[:, None] * (2 * C) + b_c[None, :]
+        b_off = tl.load(p_part, mask=b_mask, other=0.0) - b_average[None, :]
+        b_squares += tl.load(p_part + C, mask=b_mask, other=0.0) + tl.where(b_mask, b_count * b_off * b_off, 0.0)
+    b_total = tl.sum(b_squares, axis=0)
+    b_in = b_c < C
+    tl.store(mean + b_c, b_average, mask=b_in)
+    tl.store(inverse + b_c, tl.rsqrt(b_total / rows + eps), mask=b_in)
+    b_old = tl.load(running_mean + b_c, mask=b_in, other=0.0)
+    tl.store(running_mean + b_c, b_old + momentum * (b_average - b_old), mask=b_in)
+    b_old = tl.load(running_var + b_c, mask=b_in, other=0.0)
+    tl.store(running_var + b_c, b_old + momentum * (b_total / tl.maximum(rows - 1, 1) - b_old), mask=b_in)
+    if tl.program_id(0) == 0:
+        tl.store(batches, tl.load(batches) + 1)
+
+
+@triton.jit
+def apply_kernel(
+    x,
+    beside,
+    y,
+    mean,
+    spread,
+    weight,
+    bias,
+    rows,
+    stride,
+    beside_stride,
+    y_stride,
+    per_program,
+    lowest,
+    highest,
+    eps,
+    c_over,
+    cb_over,
+    blocks,
+    beside_blocks,
+    BR: tl.constexpr,
+    BC: tl.constexpr,
+    IS_VARIANCE: tl.constexpr,
+    CLAMP: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
+    """y = clamp(norm(x)), and where there are beside_blocks the channels of ``beside`` after it."""
+    C = c_over * ALIGN
+    CB = cb_over * ALIGN
+    block = tl.program_id(0) % (blocks + beside_blocks)
+    first = tl.program_id(0) // (blocks + beside_blocks) * per_program
+    last = tl.minimum(first + per_program, rows)
+    if block < blocks:
+        b_c = block * BC + tl.arange(0, BC)
+        b_scale = load_channels(spread, b_c, C)
+        if IS_VARIANCE:
+            b_scale = tl.rsqrt(b_scale + eps)
+        b_scale = b_scale * load_channels(weight, b_c, C)
+        b_shift = load_channels(bias, b_c, C) - load_channels(mean, b_c, C) * b_scale
+        for r in tl.range(first, last, BR):
+            b_y = load_rows(x, r, last, b_c, stride, C, BR, ALIGN) * b_scale + b_shift
+            if CLAMP:
+                b_y = tl.minimum(tl.maximum(b_y, lowest), highest)
+            store_rows(y, b_y, r, last, b_c, y_stride, C, BR, ALIGN)
+    else:
+        b_c = (block - blocks) * BC + tl.arange(0, BC)
+        for r in tl.range(first, last, BR):
+            b_beside = load_rows(beside, r, last, b_c, beside_stride, CB, BR, ALIGN)
+            store_rows(y + C, b_beside, r, last, b_c, y_stride, CB, BR, ALIGN)
+
+
+@triton.jit
+def normed_gradient(
+    x, d_y, r, last, b_c, stride, dy_stride, b_mean, b_inverse, b_weight, b_bias, lowest, highest,
+    C, BR: tl.constexpr, CLAMP: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    """x normed, and the gradient of what it was before the clamp: (BR, channels)."""
+    b_x = (load_rows(x, r, last, b_c, stride, C, BR, ALIGN) - b_mean) * b_inverse
+    b_dz = load_rows(d_y, r, last, b_c, dy_stride, C, BR, ALIGN)
+    if CLAMP:
+        b_z = b_x * b_weight + b_bias
+        b_dz = tl.where((b_z > lowest) & (b_z < highest), b_dz, 0.0)
+    return b_x, b_dz
+
+
+@triton.jit
+def gradient_sums_kernel(
+    x, d_y, parts, mean, inverse, weight, bias, rows, stride, dy_stride, per_program, lowest, highest,
+    c_over, blocks, BR: tl.constexpr, BC: tl.constexpr, CLAMP: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    """Each program's sums of the norm's gradient and of that times the normed x: parts is (programs, 2, C)."""
+    C = c_over * ALIGN
+    program = tl.program_id(0) // blocks
+    b_c = tl.program_id(0) % blocks * BC + tl.arange(0, BC)
+    first = program * per_program
+    last = tl.minimum(first + per_program, rows)
+    b_mean, b_inverse = load_channels(mean, b_c, C), load_channels(inverse, b_c, C)
+    b_weight, b_bias = load_channels(weight, b_c, C), load_channels(bias, b_c, C)
+    b_sum = tl.zeros([BR, BC], tl.float32)
+    b_product = tl.zeros([BR, BC], tl.float32)
+    for r in tl.range(first, last, BR, num_stages=3):
+        b_x, b_dz = normed_gradient(
+            x, d_y, r, last, b_c, stride, dy_stride, b_mean, b_inverse, b_weight, b_bias, lowest, highest,
+            C, BR, CLAMP, ALIGN,
+        )  # fmt: skip
+        b_sum += b_dz
+        b_product += b_dz * b_x
+    p_part = parts + program * 2 * C + b_c
+    tl.store(p_part, tl.sum(b_sum, axis=0), mask=b_c < C)
+    tl.store(p_part + C, tl.sum(b_product, axis=0), mask=b_c < C)
+
+
+@triton.jit
+def finish_sums_kernel(parts, sums, programs, size, BP: tl.constexpr, BC: tl.constexpr):
+    """(programs, size) to (size,)."""
+    b_c = tl.program_id(0) * BC + tl.arange(0, BC)
+    b_sum = tl.zeros([BP, BC], tl.float32)
+    for start in range(0, programs, BP):
+        b_p = start + tl.arange(0, BP)
+        b_mask = (b_p < programs)[:, None] & (b_c < size)[None, :]
+        b_sum += tl.load(parts + b_p[:, None] * size + b_c[None, :], mask=b_mask, other=0.0)
+    tl.store(sums + b_c, tl.sum(b_sum, axis=0), mask=b_c < size)
+
+
+@triton.jit
+def input_gradient_kernel(
+    x, d_y, sums, mean, inverse, weight, bias, d_x, rows, stride, dy_stride, dx_stride, per_program, lowest, highest,
+    c_over, blocks, BR: tl.constexpr, BC: tl.constexpr, CLAMP: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    C = c_over * ALIGN
+    b_c = tl.program_id(0) % blocks * BC + tl.arange(0, BC)
+    first = tl.program_id(0) // blocks * per_program
+    last = tl.minimum(first + per_program, rows)
+    b_mean, b_inverse = load_channels(mean, b_c, C), load_channels(inverse, b_c, C)
+    b_weight, b_bias = load_channels(weight, b_c, C), load_channels(bias, b_c, C)
+    b_sum, b_product = load_channels(sums, b_c, C) / rows, load_channels(sums + C, b_c, C) / rows
+    for r in tl.range(first, last, BR):
+        b_x, b_dz = normed_gradient(
+            x, d_y, r, last, b_c, stride, dy_stride, b_mean, b_inverse, b_weight, b_bias, lowest, highest,
+            C, BR, CLAMP, ALIGN,
+        )  # fmt: skip
+        b_dx = (b_dz - b_sum - b_x * b_product) * (b_inverse * b_weight)
+        store_rows(d_x, b_dx, r, last, b_c, dx_stride, C, BR, ALIGN)
+
+
+def _rows(x: Tensor) -> int:
+    return x.numel() // x.shape[1]
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """``x`` as rows of channels at an even distance: slices of channels-last maps are that already."""
+    distance = row_distance(x)
+    if distance is not None and _rows(x) * distance < 2**31:
+        return x
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _aligned(*distances: int | None) -> tuple[int, ...]:
+    """The largest power of two, up to 16, that divides all numbers of channels and distances, and these divided by it.
+
+    Kernels multiply by it, so that the compiler knows how much they can load at once, for any number of channels.
+    """
+    known = [distance for distance in distances if distance is not None]
+    assert len(known) == len(distances)
+    align = math.gcd(16, *known)
+    return align, *(distance // align for distance in known)
+
+
+def _apply(
+    x: Tensor, beside: Tensor | None, mean: Tensor, spread: Tensor, weight: Tensor, bias: Tensor, eps: float,
+    lowest: float, highest: float, clamp: bool, is_variance: bool,
+) -> Tensor:  # fmt: skip
+    channels, more = x.shape[1], 0 if beside is None else beside.shape[1]
+    y = empty_grid(x.shape[0], channels + more, x.shape[2:], True, x.dtype, x.device)
+    rows = _rows(x)
+    plan: NormPlan = norm_plan(rows, channels, True)
+    beside_blocks = triton.cdiv(more, plan.block_channels)
+    align, over, more_over, *distances = _aligned(
+        channels, more, row_distance(x), row_distance(x if beside is None else beside), channels + more
+    )
+    launch(
+        apply_kernel,
+        (plan.programs * (plan.blocks + beside_blocks),),
+        x, x if beside is None else beside, y, mean, spread, weight, bias,
+        rows, *distances, plan.per_program, lowest, highest, eps,
+        over, more_over, plan.blocks, beside_blocks, plan.block_rows, plan.block_channels, is_variance, clamp, align,
+        num_warps=plan.warps,
+    )  # fmt: skip
+    return y
+
+
+@recorded
+def apply_norm(
+    x: Tensor, beside: Tensor | None, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float,
+    lowest: float, highest: float, clamp: bool,
+) -> Tensor:  # fmt: skip
+    """Norm by known statistics and, with ``clamp``, a clamp: (N, C, h, w) to (N, C + beside's channels, h, w).
+
+    Everything is channels last; ``beside`` and ``x`` may be slices of more channels.
+    """
+    return _apply(x, beside, mean, variance, weight, bias, eps, lowest, highest, clamp, True)
+
+
+def norm_act(
+    x: Tensor, beside: Tensor | None, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float,
+    lowest: float, highest: float, clamp: bool, key: tuple[Any, ...],
+) -> Tensor:  # fmt: skip
+    """:func:`apply_norm`; ``key`` as in :func:`norm_act_in_training`."""
+    args = x, beside, mean, variance, weight, bias, eps, lowest, highest, clamp
+    return played(apply_norm, key, x.get_device(), args)
+
+
+@recorded
+def forward(
+    x: Tensor, beside: Tensor | None, running_mean: Tensor, running_var: Tensor, batches: Tensor, weight: Tensor,
+    bias: Tensor, momentum: float, eps: float, lowest: float, highest: float, clamp: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The same by the batch's own statistics, which the running ones follow; also their mean and 1 / deviation."""
+    channels, rows = x.shape[1], _rows(x)
+    plan = norm_plan(rows, channels, False)
+    align, over, distance = _aligned(channels, row_distance(x))
+    parts = empty((plan.programs, 2, channels), torch.float32, x.device)
+    launch(
+        moments_kernel,
+        (plan.programs * plan.blocks,),
+        x, parts, rows, distance, plan.per_program,
+        over, plan.blocks, plan.block_rows, plan.block_channels, align,
+        num_warps=plan.warps,
+    )  # fmt: skip
+    mean, inverse = (empty((channels,), torch.float32, x.device) for _ in range(2))
+    launch(
+        finish_moments_kernel,
+        (triton.cdiv(channels, 16),),
+        parts, mean, inverse, running_mean, running_var, batches, plan.programs, rows, plan.per_program, momentum, eps,
+        channels, 128, 16,
+    )  # fmt: skip
+    return _apply(x, beside, mean, inverse, weight, bias, eps, lowest, highest, clamp, False), mean, inverse
+
+
+@recorded
+def backward(
+    x: Tensor, d_y: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor, bias: Tensor,
+    lowest: float, highest: float, clamp: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradient of x, and those of bias and weight as (2, C)."""
+    channels, rows = x.shape[1], _rows(x)
+    d_x = empty_grid(x.shape[0], channels, x.shape[2:], True, x.dtype, x.device)
+    sums = empty((2, channels), torch.float32, x.device)
+    plan = norm_plan(rows, channels, False)
+    align, over, *distances = _aligned(channels, row_distance(x), row_distance(d_y))
+    parts = empty((plan.programs, 2, channels), torch.float32, x.device)
+    blocks = over, plan.blocks, plan.block_rows, plan.block_channels
+    limits = *distances, plan.per_program, lowest, highest
+    launch(
+        gradient_sums_kernel,
+        (plan.programs * plan.blocks,),
+        x, d_y, parts, mean, inverse, weight, bias, rows, *limits, *blocks, clamp, align,
+        num_warps=plan.warps,
+    )  # fmt: skip
+    launch(finish_sums_kernel, (triton.cdiv(2 * channels, 32),), parts, sums, plan.programs, 2 * channels, 128, 32)
+    plan = norm_plan(rows, channels, True)
+    blocks = over, plan.blocks, plan.block_rows, plan.block_channels
+    limits = *distances, over, plan.per_program, lowest, highest
+    launch(
+        input_gradient_kernel,
+        (plan.programs * plan.blocks,),
+        x, d_y, sums, mean, inverse, weight, bias, d_x, rows, *limits, *blocks, clamp, align,
+        num_warps=plan.warps,
+    )  # fmt: skip
+    return d_x, sums
+
+
+class _NormAct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, beside: Tensor | None, weight: Tensor, bias: Tensor, statistics: tuple[Any, ...],
+        limits: tuple[float, float, bool],
+    ) -> Tensor:  # fmt: skip
+        running_mean, running_var, batches, momentum, eps, key = statistics
+        args = (x, beside, running_mean, running_var, batches, weight, bias, momentum, eps, *limits)
+        y, mean, inverse = played(forward, key, x.get_device(), args)
+        ctx.save_for_backward(x, weight, bias, mean, inverse)
+        ctx.limits, ctx.eps, ctx.has_beside, ctx.key = limits, eps, beside is not None, key
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, mean, inverse = ctx.saved_tensors
+        channels = x.shape[1]
+        d_beside = d_y[:, channels:] if ctx.has_beside else None
+        d_y = d_y[:, :channels] if ctx.has_beside else d_y
+        if torch.is_grad_enabled():
+            leaves = [y if y.requires_grad else y.detach().requires_grad_() for y in (x, weight, bias)]
+            y = F.batch_norm(leaves[0], None, None, leaves[1], leaves[2], training=True, eps=ctx.eps)
+            lowest, highest, clamp = ctx.limits
+            y = F.hardtanh(y, lowest, highest) if clamp else y
+            d_x, d_weight, d_bias = torch.autograd.grad(y, leaves, d_y, create_graph=True)
+            return d_x, d_beside, d_weight, d_bias, None, None
+        d_y = as_rows(d_y)
+        key = ("backward", d_y.dtype, d_y.shape, d_y.stride(), ctx.key)
+        d_x, sums = played(backward, key, x.get_device(), (x, d_y, mean, inverse, weight, bias, *ctx.limits))
+        return d_x, d_beside, sums[1], sums[0], None, None
+
+
+def norm_act_in_training(
+    x: Tensor,
+    beside: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    batches: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    momentum: float,
+    eps: float,
+    lowest: float,
+    highest: float,
+    clamp: bool,
+    key: tuple[Any, ...],
+) -> Tensor:
+    """:func:`norm_act` by the batch's own statistics, which the running ones follow; differentiable.
+
+    ``key`` says what x and beside look like, as for :func:`~kronattn.ops.triton.launch.played`.
+    """
+    statistics = running_mean, running_var, batches, momentum, eps, key
+    return _NormAct.apply(x, beside, weight, bias, statistics, (lowest, highest, clamp))
