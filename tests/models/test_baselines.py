@@ -256,7 +256,7 @@ def test_broken_library_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -
     def fail(_: str) -> None:
         raise ModuleNotFoundError("No module named 'PIL'", name="PIL")
 
-    monkeypatch.setattr("kronattn.models.extras.importlib.import_module", fail)
+    monkeypatch.setattr("kronattn.extras.importlib.import_module", fail)
     with pytest.raises(ModuleNotFoundError, match="PIL"):
         BASELINES["vgg16"].build()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kronattn.training.data import Track
 from kronattn.training.image_data import ImageData
-from kronattn.training.recipe import DataSettings, Recipe
+from kronattn.training.recipe import ClassificationData, Recipe
 from kronattn.training.run import train
 
 __all__ = ["bench_loader"]
@@ -38,7 +38,7 @@ def bench_loader(recipe: Recipe, *, epochs: int = 4, track: Track = lambda items
         ``images_per_second`` and ``without_data``, their ratio ``kept`` (1: data costs nothing), and the share of the
         time in which the loop waited for the next batch.
     """
-    assert isinstance(recipe.data, DataSettings)
+    assert isinstance(recipe.data, ClassificationData)
     short = replace(recipe, epochs=epochs)
     with tempfile.TemporaryDirectory() as folder:
         real = train(short, folder=Path(folder) / "real", track=track)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from kronattn.extras import require_library
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -70,9 +72,4 @@ def require_torchvision(wanted_by: str) -> None:
 
     >>> require_torchvision("reading images")
     """
-    try:
-        import torchvision  # noqa: F401
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            f"{wanted_by} needs {missing.name}: pip install 'kronattn[vision]'", name=missing.name
-        ) from None
+    require_library("torchvision", wanted_by, extra="vision")

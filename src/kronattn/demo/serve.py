@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kronattn.demo.examples import write_examples
 from kronattn.demo.viewer import Viewer
+from kronattn.extras import require_library
 from kronattn.measure import peak_memory
 
 if TYPE_CHECKING:
@@ -32,12 +33,7 @@ def require_gradio() -> None:
     # Read when Gradio is imported.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    try:
-        import gradio  # noqa: F401
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            f"the page needs {missing.name}: pip install 'kronattn[demo]'", name=missing.name
-        ) from None
+    require_library("gradio", "the page", extra="demo")
 
 
 def serve(

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kronattn.extras import require_library
+
 __all__ = ["open_session", "require_onnx", "run_onnx"]
 
 
@@ -16,14 +18,8 @@ def require_onnx() -> None:
 
     >>> require_onnx()
     """
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            f"ONNX needs {missing.name}: pip install 'kronattn[export]'", name=missing.name
-        ) from None
+    for library in ("onnx", "onnxruntime", "onnxscript"):
+        require_library(library, "ONNX", extra="export")
 
 
 def open_session(content: bytes | str) -> Any:

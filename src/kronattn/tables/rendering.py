@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from kronattn.extras import require_library
+
 if TYPE_CHECKING:
     import rich.table
 
@@ -196,12 +198,7 @@ def require_matplotlib(wanted_by: str) -> None:
 
     >>> require_matplotlib("--output")
     """
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            f"{wanted_by} needs matplotlib: pip install 'kronattn[plots]'", name=missing.name
-        ) from None
+    require_library("matplotlib.figure", wanted_by, extra="plots")
 
 
 def format_percent(fraction: float) -> str:

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
 from torch.utils.data import DataLoader, Dataset
 
-from kronattn.training.recipe import DataSettings, SegmentationData
+from kronattn.training.recipe import DataSettings
 from kronattn.training.sampling import EpochSampler, WithDraws, mixed
 
 __all__ = ["IN_MEMORY_AT_MOST", "Track", "TrainingData"]
@@ -42,7 +42,7 @@ class TrainingData(L.LightningDataModule):
 
     def __init__(
         self,
-        settings: DataSettings | SegmentationData,
+        settings: DataSettings,
         batch_size: int,
         *,
         seed: int = 0,

@@ -17,7 +17,7 @@ from kronattn.training.classifier import Examination
 from kronattn.training.data import Track, TrainingData
 from kronattn.training.image_data import ImageData
 from kronattn.training.mask_data import MaskData
-from kronattn.training.recipe import DataSettings, SegmentationData
+from kronattn.training.recipe import ClassificationData, SegmentationData
 from kronattn.training.run import quiet
 from kronattn.training.segmenter import SegmentationExamination
 
@@ -48,6 +48,15 @@ class _How:
     skip_bad_images: bool
     pictures: int
     track: Track
+
+    def reading(self, description: Description) -> dict[str, Any]:
+        """The settings that all kinds of data have."""
+        return {
+            "name": self.data or description.data,
+            "path": self.path,
+            "workers": self.workers,
+            "skip_bad_images": self.skip_bad_images,
+        }
 
 
 def evaluate(
@@ -88,9 +97,7 @@ def evaluate(
 
 def _evaluate_classifier(network: nn.Module, description: Description, how: _How) -> Evaluated:
     images = ImageSettings(resize=description.resize, size=description.size, **_colours(description))
-    settings = DataSettings(
-        how.data or description.data, how.path, images, workers=how.workers, skip_bad_images=how.skip_bad_images
-    )
+    settings = ClassificationData(images=images, **how.reading(description))
     examination = Examination(network, len(description.classes))
     module = ImageData(settings, how.batch_size, classes=description.classes, track=how.track, split=how.split)
     environment = _examine(examination, module, how)
@@ -115,13 +122,7 @@ def _evaluate_classifier(network: nn.Module, description: Description, how: _How
 
 
 def _evaluate_segmenter(network: nn.Module, description: Description, how: _How) -> Evaluated:
-    settings = SegmentationData(
-        how.data or description.data,
-        how.path,
-        JointSettings(**_colours(description)),
-        workers=how.workers,
-        skip_bad_images=how.skip_bad_images,
-    )
+    settings = SegmentationData(images=JointSettings(**_colours(description)), **how.reading(description))
     classes = len(description.classes)
     module = MaskData(settings, how.batch_size, classes=description.classes, track=how.track, split=how.split)
     examination = SegmentationExamination(network, classes, description.ignore_index, how.pictures)

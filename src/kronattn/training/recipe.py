@@ -20,6 +20,7 @@ from kronattn.data.transforms import ImageSettings
 
 __all__ = [
     "RECIPES",
+    "ClassificationData",
     "ClassificationRecipe",
     "DataSettings",
     "ModelSettings",
@@ -57,20 +58,32 @@ class DataSettings:
     """Which images, and how they reach the network.
 
     Args:
-        name: one of ``kronattn.data.classification.DATASETS``.
-        path: where they lie: a folder, a tar archive, a pattern.
-        images: how each is prepared.
-        in_memory: decode once and augment in batches on the device; "auto": where they take up to 8 GB.
-        workers: processes that decode, where images are not kept in memory.
+        name: the kind of dataset, one of ``DATASETS`` in ``kronattn.data.classification`` or ``.segmentation``.
+        path: where it lies: a folder, a tar archive, a pattern.
+        in_memory: decode once and keep; "auto": where that takes up to 8 GB.
+        workers: processes that prepare images, where that is not done in batches on the device.
         skip_bad_images: count and leave out images that cannot be read, instead of stopping.
     """
 
     name: str = "folder"
     path: str | None = None
-    images: ImageSettings = field(default_factory=ImageSettings)
     in_memory: Literal["auto", "yes", "no"] = "auto"
     workers: int = 8
     skip_bad_images: bool = False
+
+
+@dataclass
+class ClassificationData(DataSettings):
+    """Images with a class each; ``images`` is how they are prepared."""
+
+    images: ImageSettings = field(default_factory=ImageSettings)
+
+
+@dataclass
+class SegmentationData(DataSettings):
+    """Images with masks; ``images`` is how both are prepared, but for the ignored label, which is the dataset's."""
+
+    images: JointSettings = field(default_factory=JointSettings)
 
 
 @dataclass
@@ -116,27 +129,6 @@ class ScheduleSettings:
 
 
 @dataclass
-class SegmentationData:
-    """Which images with masks, and how they reach the network.
-
-    Args:
-        name: one of ``kronattn.data.segmentation.DATASETS``.
-        path: where they lie: a folder, a tar archive, a pattern.
-        images: how image and mask are prepared; the ignored label is the dataset's.
-        in_memory: decode once and keep; "auto": where they take up to 8 GB.
-        workers: processes that transform and, where images are not kept in memory, decode.
-        skip_bad_images: count and leave out pairs that cannot be read, instead of stopping.
-    """
-
-    name: str = "folder"
-    path: str | None = None
-    images: JointSettings = field(default_factory=JointSettings)
-    in_memory: Literal["auto", "yes", "no"] = "auto"
-    workers: int = 8
-    skip_bad_images: bool = False
-
-
-@dataclass
 class Recipe:
     """How a network is trained, whatever it learns.
 
@@ -165,7 +157,7 @@ class Recipe:
 
     task: str = "classification"
     model: ModelSettings = field(default_factory=ModelSettings)
-    data: DataSettings | SegmentationData = field(default_factory=DataSettings)
+    data: ClassificationData | SegmentationData = field(default_factory=ClassificationData)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     epochs: int = 100
@@ -201,7 +193,7 @@ class Recipe:
 class ClassificationRecipe(Recipe):
     """How a network learns to name images."""
 
-    data: DataSettings = field(default_factory=DataSettings)
+    data: ClassificationData = field(default_factory=ClassificationData)
 
 
 @dataclass

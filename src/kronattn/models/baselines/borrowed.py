@@ -5,7 +5,7 @@ The libraries are extras: each is imported when one of its networks is built.
 
 from torch import nn
 
-from kronattn.models.extras import require_library
+from kronattn.extras import require_library
 
 
 def googlenet(num_classes: int = 1000, in_chans: int = 3) -> nn.Module:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kronattn.extras import require_library
 from kronattn.models.baselines.borrowed import with_channels
-from kronattn.models.extras import require_library
 from kronattn.models.kanet import OUTPUT_STRIDES, VARIANTS, KANet
 
 __all__ = ["BACKBONES", "Backbone", "build_backbone"]

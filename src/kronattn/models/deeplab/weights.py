@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from kronattn.extras import require_library
 from kronattn.models.deeplab.backbones import Backbone
-from kronattn.models.extras import require_library
 from kronattn.models.weights import load_weights, unpack
 
 __all__ = ["load_backbone_weights", "read_state_dict"]

@@ -19,7 +19,7 @@ def require_library(library: str, wanted_by: str, *, extra: str) -> Any:
     try:
         return importlib.import_module(library)
     except ModuleNotFoundError as error:
-        if error.name != package:  # the library is there, something that it needs is not
+        if (error.name or "").split(".")[0] != package:  # the library is there, something that it needs is not
             raise
         message = f"{wanted_by} needs {package}: pip install 'kronattn[{extra}]'"
         raise ModuleNotFoundError(message, name=package) from None
