@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from kronattn.cli import main
-from tests.training.conftest import folder, recipe, recipe_file
+from tests.training.conftest import folder, one_thread, recipe, recipe_file
 
-__all__ = ["folder", "recipe", "recipe_file"]
+__all__ = ["folder", "one_thread", "recipe", "recipe_file"]
 
 
 @pytest.fixture(scope="module")

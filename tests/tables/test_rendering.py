@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import builtins
+import sys
 
 import pytest
 from matplotlib.figure import Figure
@@ -75,13 +75,7 @@ def test_formats():
 
 
 def test_missing_matplotlib_says_what_to_install(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *arguments, **options):
-        if name.startswith("matplotlib"):
-            raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
-        return real(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=r"--output needs matplotlib: pip install 'kronattn\[plots\]'"):
         require_matplotlib("--output")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from kronattn.training.recipe import Recipe, load_recipe
@@ -19,6 +20,15 @@ batch_size: 8
 ema: 0.9
 accelerator: cpu
 """
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Bits depend on how sums are shared out among threads, and other tests may have changed their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

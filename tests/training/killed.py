@@ -4,6 +4,7 @@ import sys
 import time
 from pathlib import Path
 
+import torch
 from lightning.pytorch.callbacks import Callback
 
 from kronattn.training.recipe import load_recipe
@@ -21,5 +22,6 @@ class WaitInTheMiddle(Callback):
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     path, folder, *settings = sys.argv[1:]
     train(load_recipe(path, settings), folder=Path(folder), callbacks=[WaitInTheMiddle(Path(folder))])
