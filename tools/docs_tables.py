@@ -124,6 +124,7 @@ TABLES = {
     "tables.md": {"table2": table2, "networks": networks},
     "use.md": {"exports": exports, "latency": latency},
     "kernels.md": {"kernels": readme.kernels},
+    "networks.md": {"speed": readme.networks},
     "insert.md": {"insert": insert},
 }
 

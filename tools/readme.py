@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,47 @@ OPERATORS = {
 }
 
 
-def operators() -> list[str]:
-    """One line for each operator at the paper's largest size, the paper's values in brackets."""
-    found = _read("operators-cpu.json")
-    lines = ["| | MAdd a sample | peak memory | time | over regular | over fused |", "|---|---:|---:|---:|---:|---:|"]
-    for row in found["rows"]:
-        if row["grid"] != [56, 56]:
-            continue
-        paper = row["paper"] or {}
-        lines.append(
-            f"| {OPERATORS[row['operator']]} | {row['madd']:,} "
-            f"| {row['memory_bytes'] / 1e6:,.1f} MB{_printed(paper, 'memory')} "
-            f"| {_three(row['time_ms'])} ms{_printed(paper, 'time')} "
-            f"| {_three(row['speedup'])}×{_printed(paper, 'speedup')} | {_three(row['speedup_over_fused'])}× |"
-        )
-    return [*lines, "", _environment(found)]
+def headline() -> list[str]:
+    """What either operator, and the network built on it, comes to: a line for each question."""
+    cpu = {row["operator"]: row for row in _read("operators-cpu.json")["rows"] if row["grid"] == [56, 56]}
+    gpu = _read("operators-h200.json")
+    copies = {cost["operator"]: cost for cost in gpu["costs"] if cost["shape"] == [64, 64, 56, 56]}
+    eager, compiled = _read("networks-h200.json"), _read("networks-h200-compiled.json")
+    counted = {row["name"]: row for row in _read("networks.json")["rows"]}
+    base = counted["mobilenetv2"]
+
+    def line(question: str, answer: Callable[[str], str]) -> str:
+        return f"| {question} | {answer('kv')} | {answer('qkv')} |"
+
+    def speed(found: dict[str, Any], how: str) -> Callable[[str], str]:
+        return lambda mode: " / ".join(_ratio(found, f"kanet_{mode}", work, how) for work in ("training", "inference"))
+
+    flash = copies["attn_fused"]["forward_over_copy"]
+    return [
+        "| | KAO_KV, KANet_KV | KAO_QKV, KANet_QKV |",
+        "|---|---:|---:|",
+        line(
+            "multiply-adds of the operator, 56×56 positions, of regular attention's",
+            lambda mode: f"{cpu[f'kao_{mode}']['madd'] / cpu['attn']['madd']:.2%}",
+        ),
+        line(
+            "its speed on two CPU threads over regular attention (the paper's)",
+            lambda mode: f"{_three(cpu[f'kao_{mode}']['speedup'])}×{_printed(cpu[f'kao_{mode}']['paper'], 'speedup')}",
+        ),
+        line("over PyTorch's fused attention", lambda mode: f"{_three(cpu[f'kao_{mode}']['speedup_over_fused'])}×"),
+        line(
+            f"its time on a GPU in copies of the tensor, (64, 64, 56, 56); flash attention: {flash:.1f}",
+            lambda mode: f"{copies[f'kao_{mode}']['forward_over_copy']:.1f}",
+        ),
+        line(
+            f"the network's multiply-adds; MobileNetV2: {base['madd'] / 1e6:.1f}m",
+            lambda mode: f"{counted[f'kanet_{mode}']['madd'] / 1e6:.1f}m",
+        ),
+        line("its images a second over torchvision's MobileNetV2, GPU, training / inference", speed(eager, "eager")),
+        line("both compiled", speed(compiled, "compiled")),
+        "",
+        f"{_environment(_read('operators-cpu.json'))} {_environment(gpu)}",
+    ]
 
 
 def networks() -> list[str]:
@@ -92,7 +119,7 @@ def kernels() -> list[str]:
     return [*lines, "", _environment(found)]
 
 
-TABLES = {"operators": operators, "networks": networks, "kernels": kernels}
+TABLES = {"headline": headline}
 
 
 def _read(name: str) -> dict[str, Any]:
