@@ -94,7 +94,7 @@ def caption(page) -> str:
 def wait_for_caption(page, *parts: str) -> None:
     for part in parts:
         page.wait_for_function(
-            "part => document.querySelector('#caption').innerText.includes(part)", arg=part, timeout=PATIENCE
+            "part => document.querySelector('#caption')?.innerText.includes(part)", arg=part, timeout=PATIENCE
         )
 
 
