@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kronattn.ops.autocast import without_autocast
 
-__all__ = ["attend", "is_captured"]
+__all__ = ["at_least_float32", "attend", "is_captured"]
 
 # Coefficients in one block: up to four megabytes of float32. Measured at 8×56²×8 on two cores: smaller blocks spend
 # more time in calls and leave a core idle, larger ones are no faster.
@@ -148,12 +148,12 @@ def _merged(
     bias = None if key_bias is None else key_bias.repeat(query.shape[0], 1).unsqueeze(1)
     if query.dim() == 4:
         query, key, value = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
-    return query, _at_least_float32(key), _at_least_float32(value), bias
+    return query, at_least_float32(key), at_least_float32(value), bias
 
 
 def _coefficients(query: Tensor, key: Tensor, bias: Tensor | None, room: Tensor | None = None) -> Tensor:
     """(B, m, n): one row a query, so that the softmax runs along memory."""
-    queries = _at_least_float32(query).transpose(1, 2)
+    queries = at_least_float32(query).transpose(1, 2)
     if room is None:
         logits = torch.bmm(queries, key) if bias is None else torch.baddbmm(bias, queries, key)
         return logits.softmax(dim=-1)
@@ -218,8 +218,8 @@ def _gradients(
         k, v, b = k_all[samples], v_all[samples], None if bias is None else bias[samples]
         row, dk, dv, db = [], torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(k[:, 0])
         for part in positions:
-            q = _at_least_float32(q_all[samples, :, part])
-            dy = _at_least_float32(dy_all[samples, :, part])
+            q = at_least_float32(q_all[samples, :, part])
+            dy = at_least_float32(dy_all[samples, :, part])
             weights = _coefficients(q, k, b)
             d_weights = torch.bmm(dy.transpose(1, 2), v)
             d_logits = weights * (d_weights - (weights * d_weights).sum(dim=-1, keepdim=True))
@@ -255,7 +255,8 @@ def _fused_gradients(inputs: Sequence[Any], gradient: Tensor, needed: Sequence[b
     return tuple(next(gradients) if x is not None and x.requires_grad else None for x in leaves)
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
+    """Half precision in float32, anything wider as it is."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

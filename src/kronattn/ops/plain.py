@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kronattn.ops import grid
-from kronattn.ops.attend import attend
+from kronattn.ops.attend import at_least_float32, attend
 
 __all__ = ["attend_averages", "attend_positions", "attention", "axis_averages", "kronecker_attention"]
 
@@ -94,8 +94,9 @@ def attend_positions(
     if isinstance(scale, Tensor) and scale.dim() and num_heads > 1:
         scale = scale.repeat_interleave(keys.shape[1] // num_heads).unsqueeze(1)
     if isinstance(scale, Tensor) or scale != 1:
-        # The scale goes into the keys: they are the fewer.
-        keys = keys * scale
+        # The scale goes into the keys: they are the fewer. On the CPU, where attention is computed in float32, they
+        # are not rounded with it; the fused kernels take half precision alone.
+        keys = (at_least_float32(keys) if keys.device.type == "cpu" else keys) * scale
     columns = query if query.dim() == 3 else query.flatten(2)
     if num_heads == 1:
         output = attend(columns, keys, values, key_bias)
