@@ -91,7 +91,7 @@ def packaged_weights(name: str) -> Path:
     path = folder / f"{name}.safetensors"
     if not path.exists():
         there = ", ".join(sorted(file.stem for file in folder.glob("*.safetensors")))
-        hint = f"there are for {there}" if there else "use pretrained=False, or a file of weights"
+        hint = f"there are for {there}" if there else "this version brings none, use a file of weights"
         raise ValueError(f"there are no pretrained weights for {name!r}: {hint}")
     return path
 
