@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, WeightAveraging
 from torch import Tensor
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 __all__ = ["Diverged", "History", "MovingAverage", "Speed", "StopWhenDiverging"]
 
@@ -23,15 +23,29 @@ class Diverged(RuntimeError):
 
 
 class MovingAverage(WeightAveraging):
-    """Lightning's moving average, kept on the device of the network and updated with a few kernels."""
+    """Lightning's moving average, kept on the device of the network and updated with a few kernels.
+
+    It reaches back over a tenth of the steps so far, until ``decay`` is the shorter memory: with ``decay`` from the
+    start, the untrained network would weigh in for as long as a short run lasts.
+    """
 
     def __init__(self, decay: float) -> None:
-        super().__init__(multi_avg_fn=get_ema_multi_avg_fn(decay))
+        super().__init__(multi_avg_fn=partial(_average, decay))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         # Lightning asks the module, which is still on the CPU at this point.
         self._device = trainer.strategy.root_device
         super().setup(trainer, pl_module, stage)
+
+
+@torch.no_grad()
+def _average(decay: float, averaged: list[Tensor], current: list[Tensor], count: Tensor | int) -> None:
+    """One step of the average of tensors of one kind, after ``count`` others."""
+    if not averaged[0].is_floating_point():
+        torch._foreach_copy_(averaged, current)
+        return
+    seen = int(count)
+    torch._foreach_lerp_(averaged, current, 1 - min(decay, (1 + seen) / (10 + seen)))
 
 
 class StopWhenDiverging(Callback):
@@ -67,7 +81,7 @@ class StopWhenDiverging(Callback):
 
 
 class Speed(Callback):
-    """Images a second in training, and the share of the time in which the loop waited for the next batch.
+    """Images a second in training, the share of the time in which the loop waited for the next batch, and memory.
 
     An epoch counts from its first batch to its last, without validation and checkpoints, which ``training_share``
     tells of; the first epoch of a process is left out, since it compiles and warms up.
@@ -82,6 +96,15 @@ class Speed(Callback):
         self._start = self._last_end = 0.0
         self._pending = 0
         self._pending_wait = 0.0
+        self._peak: int | None = None
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if pl_module.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(pl_module.device)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if pl_module.device.type == "cuda":
+            self._peak = torch.cuda.max_memory_allocated(pl_module.device)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         _finish(pl_module.device)
@@ -111,15 +134,18 @@ class Speed(Callback):
         self._last_end = time.perf_counter()
 
     def results(self) -> dict[str, float | None]:
-        """``images_per_second``, ``waiting_for_data`` and ``training_share``; ``None`` after a single epoch."""
+        """``images_per_second``, ``waiting_for_data`` and ``training_share``, ``None`` after a single epoch; and
+        ``peak_bytes``, the most that PyTorch held on this process's GPU, ``None`` without one."""
         if not self._seconds:
-            return {"images_per_second": None, "waiting_for_data": None, "training_share": None}
+            unknown = {"images_per_second": None, "waiting_for_data": None, "training_share": None}
+            return unknown | {"peak_bytes": self._peak}
         # The last epoch's end is not seen: as if it took as long as the others.
         whole = self._whole / (self._seen - 2) * (self._seen - 1) if self._seen > 2 else None
         return {
             "images_per_second": round(self._images / self._seconds, 1),
             "waiting_for_data": round(self._waited / self._seconds, 4),
             "training_share": round(self._seconds / whole, 4) if whole else None,
+            "peak_bytes": self._peak,
         }
 
 

@@ -20,11 +20,12 @@ def build_optimiser(network: nn.Module, settings: OptimiserSettings) -> Optimize
     """The optimiser of a network's parameters, in groups: those that decay and those that do not, the head's apart
     where it learns at a rate of its own."""
     spared = network.no_weight_decay() if hasattr(network, "no_weight_decay") else set()  # type: ignore[operator]
+    head = _head_of(network) if settings.head_factor != 1 else set()
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
             decays = settings.decay_vectors or (parameter.dim() > 1 and name not in spared)
-            in_head = settings.head_factor != 1 and name.startswith("head.")
+            in_head = parameter in head
             groups.setdefault((in_head, decays), []).append(parameter)
     arguments: list[dict[str, Any]] = [
         {
@@ -37,6 +38,15 @@ def build_optimiser(network: nn.Module, settings: OptimiserSettings) -> Optimize
     if settings.name == "adamw":
         return AdamW(arguments, lr=settings.lr)
     return SGD(arguments, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
+
+
+def _head_of(network: nn.Module) -> set[nn.Parameter]:
+    """What reads the answer off the features: a classifier's last layer, by timm's convention, or a segmenter's head."""
+    find = getattr(network, "get_classifier", None)
+    head = find() if find is not None else getattr(network, "head", None)
+    if not isinstance(head, nn.Module):
+        raise ValueError(f"optimiser.head_factor needs a network with a head; {type(network).__name__} shows none")
+    return set(head.parameters())
 
 
 def learning_rate_factor(settings: ScheduleSettings, epoch: float, epochs: float) -> float:

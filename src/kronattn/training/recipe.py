@@ -97,7 +97,7 @@ class OptimiserSettings:
         nesterov: SGD's variant of it.
         weight_decay: of every weight or, without ``decay_vectors``, of matrices and kernels alone.
         decay_vectors: whether norms' parameters and biases decay, too.
-        head_factor: what the learning rate of a segmenter's head is multiplied with.
+        head_factor: what the learning rate of a classifier's last layer, or of a segmenter's head, is multiplied with.
         clip: the largest norm of the gradient; none by default.
     """
 
