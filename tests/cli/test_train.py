@@ -114,6 +114,7 @@ def test_compare(recipe_file, tmp_path, capsys):
     captured = capsys.readouterr()
     assert "kanet_qkv, seed 1:" in captured.err
     assert "95%" in captured.out
+    assert "Several runs shared the device" in " ".join(captured.out.split())
     found = json.loads(output.read_text())
     assert [(run["model"], run["seed"]) for run in found["runs"]] == [
         ("mobilenetv2", 0),
@@ -123,6 +124,7 @@ def test_compare(recipe_file, tmp_path, capsys):
     ]
     assert str(tmp_path) not in found["recipe"]
     assert found["summary"][1]["difference"]["pairs"] == 2
+    assert [row["images_per_second"] for row in found["summary"]] == [None, None]
     assert "<svg" in figure.read_text()
     # Once more: three runs are taken as they are, the fourth is made again.
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("result.json")}
@@ -133,6 +135,12 @@ def test_compare(recipe_file, tmp_path, capsys):
     assert [run["top1"] for run in again["runs"]] == [run["top1"] for run in found["runs"]]
     kept = [path for path in runs.rglob("result.json") if path.stat().st_mtime_ns == before[path]]
     assert len(kept) == 3
+    # Each by itself: now there are speeds.
+    assert main([*arguments, "--alone", "2", "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert [row["images_per_second"] > 0 for row in alone["summary"]] == [True, True]
+    assert alone["summary"][0]["images_per_second"] == alone["alone"]["mobilenetv2"]["images_per_second"]
+    assert "--alone must be at least 2" in error_of(capsys, [*arguments, "--alone", "1"])
     # Other settings are another comparison.
     assert "holds a run with other settings" in error_of(capsys, [*arguments, "optimiser.lr=0.5"])
 

@@ -21,7 +21,10 @@ def compare(
     seeds: str = typer.Option("0-2", help="Numbers and ranges: 0-4, or 0,2,5."),
     baseline: str = typer.Option("", help="Differences are taken to this network. Default: the first."),
     data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
-    jobs: int = typer.Option(1, min=1, help="Runs at a time. Their images a second are then those of a shared GPU."),
+    jobs: int = typer.Option(1, min=1, help="Runs at a time. Images a second are then left to --alone."),
+    alone: int = typer.Option(
+        0, min=0, help="Epochs, from 2, that each network trains by itself in the end, for its speed."
+    ),
     folder: Path | None = typer.Option(None, help="The runs' folder. Default: runs/compare-RECIPE."),
     output: Path | None = typer.Option(None, help="The JSON file. Default: results/DATA.json."),
     figure: Path | None = typer.Option(None, help="Draw the comparison into this file, .png or .svg."),
@@ -35,14 +38,16 @@ def compare(
     """
     from kronattn.tables.rendering import to_rich
     from kronattn.tables.training import comparison_table, draw_comparison
-    from kronattn.training.comparison import parse_seeds, plan, run_all, summarise
-    from kronattn.training.recipe import load_recipe, recipe_yaml
+    from kronattn.training.comparison import measure_alone, parse_seeds, plan, run_all, summarise
+    from kronattn.training.recipe import load_recipe, recipe_yaml, without_places
     from kronattn.training.tasks import TASKS
 
     names = [name.strip() for name in models.split(",") if name.strip()]
     baseline = baseline or names[0]
     if baseline not in names:
         raise ValueError(f"--baseline {baseline} is not among --models {models}")
+    if alone == 1:
+        raise ValueError("--alone must be at least 2: the first epoch warms up and does not count")
     if figure is not None:
         check_figure(figure, "--figure")
     recipe = load_recipe(config, [*overrides_of(context.args), *([f"data.path={data}"] if data else [])])
@@ -60,6 +65,10 @@ def compare(
         typer.echo(f"{name} failed: {failure}", err=True)
     if not any(result["model"] == baseline for result in results):
         raise ValueError(f"no run of the baseline {baseline} came to its end: there is nothing to compare with")
+    done = {result["model"] for result in results}
+    speeds = measure_alone([one for one in plans if one.recipe.model.name in done], alone) if alone else None
+    if speeds is None and jobs > 1:
+        speeds = {}  # the runs' own would be those of a shared device
     found = {
         "task": recipe.task,
         "data": recipe.data.name,
@@ -67,9 +76,10 @@ def compare(
         "label": task.label,
         "baseline": baseline,
         "jobs": jobs,
-        "summary": summarise(results, baseline, task.score),
+        "alone": speeds,
+        "summary": summarise(results, baseline, task.score, speeds),
         "runs": results,
-        "recipe": recipe_yaml(_without_places(recipe)),
+        "recipe": recipe_yaml(without_places(recipe)),
         "environment": results[0]["environment"],
     }
     write_atomically(target, json_module.dumps(found, indent=2) + "\n")
@@ -82,10 +92,3 @@ def compare(
         console.print(f"Results: {target}", highlight=False, markup=False, soft_wrap=True)
     if failures:
         raise typer.Exit(1)
-
-
-def _without_places(recipe: Any) -> Any:
-    """Where the data lay and the runs went is of no use elsewhere."""
-    from dataclasses import replace
-
-    return replace(recipe, data=replace(recipe.data, path=None), output=None)

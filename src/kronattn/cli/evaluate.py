@@ -18,7 +18,7 @@ def evaluate(
     data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
     dataset: str | None = typer.Option(None, help="Its kind. Default: the one that the network was trained on."),
     split: str = typer.Option("val", help="Which part of it."),
-    batch: int | None = typer.Option(None, min=1, help="Images in a batch. Default: 256, of a segmenter 8."),
+    batch: int | None = typer.Option(None, min=1, help="Images in a batch. Default: by task and device."),
     accelerator: str = typer.Option("auto", help="auto, cpu or gpu."),
     precision: str = typer.Option("32-true", help="32-true, bf16-mixed or 16-mixed."),
     workers: int = typer.Option(8, min=0, help="Processes that decode, where images are not kept in memory."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 
@@ -52,7 +51,6 @@ def train(
         recipe,
         folder=folder,
         resume=resume,
-        command=_command_line(),
         progress=not quiet and sys.stderr.isatty(),
         track=progress,
     )
@@ -96,7 +94,3 @@ def overrides_of(arguments: list[str]) -> list[str]:
 def _recipe_name(config: Path) -> str:
     """A recipe's name; a run's own copy is called after its folder."""
     return config.parent.name if config.name == "config.yaml" else config.stem
-
-
-def _command_line() -> str:
-    return shlex.join(["kronattn", *sys.argv[1:]])

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from kronattn.atomic import replacing
+from kronattn.extras import require_library
 from kronattn.models.registry import MODELS, create_model, packaged_weights
 from kronattn.models.weights import load_weights, unpack
 
@@ -84,8 +85,6 @@ def save_model(path: str | Path, model: nn.Module, description: Description, *, 
         ...
         ValueError: weights go into a .safetensors file, not net.pth
     """
-    from safetensors.torch import save_file
-
     path = Path(path)
     if path.suffix != ".safetensors":
         raise ValueError(f"weights go into a .safetensors file, not {path}")
@@ -93,9 +92,10 @@ def save_model(path: str | Path, model: nn.Module, description: Description, *, 
         name: (tensor.half() if half and tensor.dim() > 1 else tensor).detach().cpu().contiguous()
         for name, tensor in model.state_dict().items()
     }
+    library = require_library("safetensors.torch", "a file of weights", extra="vision")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        save_file(state, temporary, metadata={DESCRIPTION_KEY: json.dumps(description.to_dict())})
+        library.save_file(state, temporary, metadata={DESCRIPTION_KEY: json.dumps(description.to_dict())})
 
 
 def load_model(source: str | Path) -> tuple[nn.Module, Description]:
@@ -157,12 +157,11 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], Description | None]:
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Description | None]:
-    from safetensors import SafetensorError, safe_open
-
+    library = require_library("safetensors", "a file of weights", extra="vision")
     try:
-        with safe_open(path, framework="pt") as file:
+        with library.safe_open(path, framework="pt") as file:
             described = (file.metadata() or {}).get(DESCRIPTION_KEY)
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+    except library.SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file, or a broken one ({error})") from None
     return state, Description.from_dict(json.loads(described)) if described else None

@@ -13,11 +13,22 @@ from torch import nn
 from kronattn.models.deeplab import SEGMENTERS
 from kronattn.models.kanet import VARIANTS, KANet
 
-__all__ = ["CLASSIFIERS", "MODELS", "TASKS", "create_model", "list_models", "packaged_weights", "task_of"]
+__all__ = [
+    "CLASSIFIERS",
+    "MODELS",
+    "TASKS",
+    "create_model",
+    "list_models",
+    "packaged_names",
+    "packaged_weights",
+    "task_of",
+]
 
 CLASSIFIERS: dict[str, Callable[..., nn.Module]] = {name: partial(KANet, name) for name in VARIANTS}
 TASKS = {"classification": CLASSIFIERS, "segmentation": SEGMENTERS}
 MODELS: dict[str, Callable[..., nn.Module]] = {name: build for task in TASKS.values() for name, build in task.items()}
+
+_WEIGHTS = Path(__file__).parent.parent / "weights"
 
 # What timm wraps around a model that it builds.
 _TIMM_OPTIONS = ("features_only", "out_indices", "feature_cls")
@@ -65,12 +76,14 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
         torch.Size([1, 10])
     """
     _check_name(name)
-    if pretrained:
-        return _create_pretrained(name, options)
     if any(option in options for option in _TIMM_OPTIONS):
         if name in SEGMENTERS:
             raise ValueError(f"{name} has no features_only: its features are those of its backbone")
-        return _create_with_timm(name, options)
+        if pretrained:
+            packaged_weights(name)  # which says what there is
+        return _create_with_timm(name, {"pretrained": pretrained, **options})
+    if pretrained:
+        return _create_pretrained(name, options)
     try:
         return MODELS[name](**options)
     except TypeError as error:
@@ -85,15 +98,21 @@ def _check_name(name: str) -> None:
         raise ValueError(f"unknown model {name!r}: {hint}")
 
 
+def packaged_names() -> list[str]:
+    """The networks whose weights come with the package.
+
+    Example:
+        >>> packaged_names()
+        ['kanet_kv', 'kanet_qkv']
+    """
+    return sorted(file.stem for file in _WEIGHTS.glob("*.safetensors"))
+
+
 def packaged_weights(name: str) -> Path:
     """The file with the weights of a network that come with the package."""
-    folder = Path(__file__).parent.parent / "weights"
-    path = folder / f"{name}.safetensors"
-    if not path.exists():
-        there = ", ".join(sorted(file.stem for file in folder.glob("*.safetensors")))
-        hint = f"there are for {there}" if there else "this version brings none, use a file of weights"
-        raise ValueError(f"there are no pretrained weights for {name!r}: {hint}")
-    return path
+    if name not in packaged_names():
+        raise ValueError(f"there are no pretrained weights for {name!r}: there are for {', '.join(packaged_names())}")
+    return _WEIGHTS / f"{name}.safetensors"
 
 
 def _create_pretrained(name: str, options: dict[str, Any]) -> nn.Module:

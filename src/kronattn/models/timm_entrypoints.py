@@ -10,6 +10,7 @@ from torch import nn
 
 from kronattn.models.deeplab import SEGMENTERS
 from kronattn.models.kanet import VARIANTS, KANet
+from kronattn.models.registry import packaged_names, packaged_weights
 
 __all__ = ["default_cfgs", *VARIANTS, *SEGMENTERS]
 
@@ -37,14 +38,34 @@ _SEGMENTATION = _CONFIG | {
     "classifier": "head",
 }
 
+# What comes with the package is trained on ten classes; a network that is built without weights keeps its thousand.
+_PACKAGED = "imagenette"
+_WITH_WEIGHTS = {name: packaged_weights(name) for name in packaged_names()}
+
+# timm puts a tag with weights before those that came earlier, and one with a star before all: that is the default.
 default_cfgs = generate_default_cfgs(
-    {f"{name}.untrained": _CONFIG for name in VARIANTS} | {f"{name}.untrained": _SEGMENTATION for name in SEGMENTERS}
+    {
+        f"{name}.{_PACKAGED}": _CONFIG
+        | {
+            "file": str(path),
+            "num_classes": 10,
+            "input_size": (3, 192, 192),
+            "pool_size": (6, 6),
+            "crop_pct": 1.0,
+            "interpolation": "bilinear",
+        }
+        for name, path in _WITH_WEIGHTS.items()
+    }
+    | {f"{name}.untrained*": _CONFIG for name in VARIANTS}
+    | {f"{name}.untrained": _SEGMENTATION for name in SEGMENTERS}
 )
 
 
 def _entrypoint(variant: str) -> Any:
     def build(pretrained: bool = False, **options: Any) -> nn.Module:
         _check_indices(options)
+        if pretrained and options.get("pretrained_cfg") is None and variant in _WITH_WEIGHTS:
+            options["pretrained_cfg"] = _PACKAGED
         return build_model_with_cfg(
             partial(KANet, variant),
             variant,

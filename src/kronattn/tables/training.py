@@ -50,34 +50,46 @@ def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Tab
 
     ``found`` is what ``kronattn compare`` writes.
     """
+    pixels, memory = (
+        all(row.get(key) is not None for row in found["summary"]) for key in ("pixel_accuracy", "peak_bytes")
+    )
     columns = (
         Column("Network", numeric=False),
         Column("Seeds"),
         Column(f"{found['label']}, %"),
+        *([Column("Pixels right, %")] if pixels else []),
         Column(f"Over {found['baseline']}"),
         Column("95% interval"),
         Column("Params"),
         Column("MAdd"),
         Column("Images/s"),
+        *([Column("Peak MB")] if memory else []),
     )
     rows = [
         [
             Cell(row["model"]),
             Cell(str(row["runs"])),
             Cell(_mean_and_spread(row)),
+            *([Cell(f"{100 * row['pixel_accuracy']:.2f}")] if pixels else []),
             *_difference(row["difference"]),
             Cell(f"{row['parameters']:,}"),
             Cell(f"{row['madd']:,}"),
             Cell(f"{row['images_per_second']:,.0f}" if row["images_per_second"] else "–"),
+            *([Cell(f"{row['peak_bytes'] / 1e6:,.0f}")] if memory else []),
         ]
         for row in found["summary"]
     ]
     notes = [
         "Mean ± standard deviation over seeds, after the last epoch. Differences are paired by seed, in points; the "
         "interval is Student's. Params with batch norm's.",
+        *(["Several runs shared the device: there is no telling images a second."] if _shared(found) else []),
         *notes,
     ]
     return Table(f"{found['data']}: one recipe for all", columns, [Group("", rows)], notes)
+
+
+def _shared(found: Mapping[str, Any]) -> bool:
+    return found["jobs"] > 1 and not found.get("alone")
 
 
 def draw_comparison(found: Mapping[str, Any]) -> Figure:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from kronattn.models.files import Description
-from kronattn.training.recipe import Recipe, recipe_yaml
+from kronattn.training.recipe import Recipe, recipe_yaml, without_places
 
 __all__ = ["model_card"]
 
 
-def model_card(description: Description, recipe: Recipe, result: Mapping[str, Any], command: str) -> str:
+def model_card(description: Description, recipe: Recipe, result: Mapping[str, Any]) -> str:
     """Markdown for the README beside a file of weights."""
     classes = description.classes
     named = ", ".join(classes[:20]) + (", ..." if len(classes) > 20 else "")
@@ -27,7 +27,6 @@ def model_card(description: Description, recipe: Recipe, result: Mapping[str, An
     ]
     table = "\n".join(f"| {name} | {value} |" for name, value in figures if value)
     versions = ", ".join(f"{name} {value}" for name, value in result["environment"].items())
-    repeat = f"```\n{command}\n```\n\n" if command else ""
     averaged = f" These are the moving average of the weights (decay {recipe.ema})." if recipe.ema else ""
     return f"""# {description.model} on {description.data}
 
@@ -44,10 +43,16 @@ The figures are those after the last epoch.{averaged}
 
 ## How it was trained
 
-{repeat}{versions}
+With these settings in recipe.yaml, this repeats the run:
+
+```
+kronattn train --config recipe.yaml --data PATH
+```
 
 ```yaml
-{recipe_yaml(recipe)}```
+{recipe_yaml(without_places(recipe))}```
+
+It ran with {versions}.
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -12,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kronattn.training.recipe import Recipe, load_recipe, recipe_yaml
-from kronattn.training.run import CONFIG, read_result
+from kronattn.training.run import CONFIG, read_result, train
 
-__all__ = ["Plan", "confidence_interval", "parse_seeds", "plan", "run_all", "summarise"]
+__all__ = ["Plan", "confidence_interval", "measure_alone", "parse_seeds", "plan", "run_all", "summarise"]
 
 CONFIDENCE = 0.95
 
@@ -118,10 +119,27 @@ def _check_same_recipe(one: Plan) -> None:
         raise ValueError(f"{one.folder} holds a run with other settings: give another --folder, or remove it")
 
 
-def summarise(results: Sequence[Mapping[str, Any]], baseline: str, score: str = "top1") -> list[dict[str, Any]]:
+def measure_alone(plans: Sequence[Plan], epochs: int) -> dict[str, dict[str, Any]]:
+    """Train each network once more for a few epochs, with the device to itself: images a second, and peak memory."""
+    first = {one.recipe.model.name: one.recipe for one in reversed(plans)}
+    found = {}
+    for name, recipe in first.items():
+        with tempfile.TemporaryDirectory() as folder:
+            result = train(replace(recipe, epochs=epochs, validate_every=epochs), folder=Path(folder) / "run")
+        found[name] = {key: result[key] for key in ("images_per_second", "waiting_for_data", "peak_bytes")}
+    return found
+
+
+def summarise(
+    results: Sequence[Mapping[str, Any]],
+    baseline: str,
+    score: str = "top1",
+    speeds: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
     """For each network: mean and standard deviation of the score, and the paired difference to the baseline's.
 
-    The difference is taken seed by seed; its confidence interval is Student's.
+    The difference is taken seed by seed; its confidence interval is Student's. Images a second are those of ``speeds``,
+    by network, as :func:`measure_alone` gives them; without, the median of the runs'.
 
     Example:
         >>> run = {"images_per_second": None, "parameters": 1, "madd": 1}
@@ -138,13 +156,19 @@ def summarise(results: Sequence[Mapping[str, Any]], baseline: str, score: str = 
     summary = []
     for model, runs in by_model.items():
         scores = [run[score] for run in runs.values()]
-        speeds = [run["images_per_second"] for run in runs.values() if run["images_per_second"]]
+        if speeds is None:
+            measured = [run["images_per_second"] for run in runs.values() if run["images_per_second"]]
+        else:
+            measured = [speeds[model]["images_per_second"]] if model in speeds else []
+        peaks = [run["peak_bytes"] for run in runs.values() if run.get("peak_bytes")]
         row: dict[str, Any] = {
             "model": model,
             "runs": len(scores),
             "mean": statistics.mean(scores),
             "std": statistics.stdev(scores) if len(scores) > 1 else None,
-            "images_per_second": statistics.median(speeds) if speeds else None,
+            **{other: statistics.mean(run[other] for run in runs.values()) for other in _others(runs)},
+            "images_per_second": statistics.median(measured) if measured else None,
+            "peak_bytes": max(peaks) if peaks else None,
             "parameters": next(iter(runs.values()))["parameters"],
             "madd": next(iter(runs.values()))["madd"],
             "difference": None,
@@ -156,6 +180,11 @@ def summarise(results: Sequence[Mapping[str, Any]], baseline: str, score: str = 
             row["difference"] = {"mean": statistics.mean(paired), "low": low, "high": high, "pairs": len(paired)}
         summary.append(row)
     return summary
+
+
+def _others(runs: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """What is told beside the score, where every run has it."""
+    return [name for name in ("top5", "pixel_accuracy") if all(name in run for run in runs.values())]
 
 
 def confidence_interval(values: Sequence[float]) -> tuple[float | None, float | None]:

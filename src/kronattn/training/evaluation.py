@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from torch import Tensor, nn
 
 from kronattn.data.joint import JointSettings
@@ -22,6 +23,16 @@ from kronattn.training.run import quiet
 from kronattn.training.segmenter import SegmentationExamination
 
 __all__ = ["Evaluated", "evaluate"]
+
+
+# By task and whether there is a GPU. On a processor small batches stay in its caches: 16 images at 192² go through
+# kanet_kv 2.7 times as fast as 256 (one thread).
+_BATCH = {
+    ("classification", True): 256,
+    ("classification", False): 16,
+    ("segmentation", True): 8,
+    ("segmentation", False): 1,
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ def evaluate(
         ``classes`` (each with its IoU and pixels) and ``confusion``.
     """
     network, description = load_model(source)
-    size = batch_size or (256 if description.task == "classification" else 8)
+    size = batch_size or _BATCH[description.task, accelerator != "cpu" and torch.cuda.is_available()]
     how = _How(path, data, split, size, accelerator, precision, workers, skip_bad_images, pictures, track)
     return (_evaluate_classifier if description.task == "classification" else _evaluate_segmenter)(
         network, description, how

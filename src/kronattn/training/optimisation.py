@@ -41,7 +41,7 @@ def build_optimiser(network: nn.Module, settings: OptimiserSettings) -> Optimize
 
 
 def _head_of(network: nn.Module) -> set[nn.Parameter]:
-    """What reads the answer off the features: a classifier's last layer, by timm's convention, or a segmenter's head."""
+    """What reads the answer off the features: a classifier's last layer (timm's convention), a segmenter's head."""
     find = getattr(network, "get_classifier", None)
     head = find() if find is not None else getattr(network, "head", None)
     if not isinstance(head, nn.Module):

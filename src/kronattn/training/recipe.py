@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -32,6 +32,7 @@ __all__ = [
     "load_recipe",
     "recipe_path",
     "recipe_yaml",
+    "without_places",
 ]
 
 # In a checkout the recipes lie beside the sources; an installed package has a copy.
@@ -266,6 +267,16 @@ def recipe_yaml(recipe: Recipe) -> str:
         True
     """
     return yaml.safe_dump(_plain(recipe), sort_keys=False)
+
+
+def without_places(recipe: Recipe) -> Recipe:
+    """The recipe for others to read: where the data lay and the run went is of no use elsewhere.
+
+    Example:
+        >>> without_places(load_recipe(None, ["data.path=here", "output=there"])) == load_recipe(None)
+        True
+    """
+    return replace(recipe, data=replace(recipe.data, path=None), output=None)
 
 
 def _plain(value: Any) -> Any:

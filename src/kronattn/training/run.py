@@ -55,7 +55,6 @@ def train(
     *,
     folder: Path | None = None,
     resume: bool = False,
-    command: str = "",
     progress: bool = False,
     track: Track = lambda items, description: items,
     callbacks: Sequence[Callback] = (),
@@ -67,7 +66,6 @@ def train(
         recipe: what to do.
         folder: where the run's files go; :func:`run_folder`'s by default.
         resume: continue a run that was interrupted; a finished one is returned as it is.
-        command: the command line, for the model card.
         progress: show a progress bar.
         track: wraps the decoding of images, in a progress bar for instance.
         callbacks: further ones.
@@ -108,7 +106,7 @@ def train(
         history.rows[-1] |= trainer.validate(module, data, verbose=False)[0]
     if not trainer.is_global_zero:
         return {}
-    return _finish(recipe, folder, module, history.rows, speed.results() | _skipped(data), command)
+    return _finish(recipe, folder, module, history.rows, speed.results() | _skipped(data))
 
 
 def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
@@ -175,7 +173,7 @@ def _trainer(recipe: Recipe, folder: Path, score: str, callbacks: list[Callback]
 
 
 def _finish(
-    recipe: Recipe, folder: Path, module: Learner, rows: list[dict[str, float]], extra: dict[str, Any], command: str
+    recipe: Recipe, folder: Path, module: Learner, rows: list[dict[str, float]], extra: dict[str, Any]
 ) -> dict[str, Any]:
     """Write what a finished run leaves: weights, model card, curves and figures, these last."""
     network, task, description = module.network, TASKS[recipe.task], module.description
@@ -199,7 +197,7 @@ def _finish(
     }
     write_atomically(folder / HISTORY, _csv(rows))
     save_model(folder / WEIGHTS, network, description)
-    write_atomically(folder / CARD, model_card(description, recipe, result, command))
+    write_atomically(folder / CARD, model_card(description, recipe, result))
     figure = draw_curves(
         rows, task.score, task.label, title=f"{recipe.model.name} on {recipe.data.name}, seed {recipe.seed}"
     )

@@ -1,0 +1,92 @@
+"""The weights that come with the package."""
+
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import kronattn
+from kronattn.models.files import load_model, read_weights
+from kronattn.models.registry import packaged_names, packaged_weights
+
+VALIDATION = Path("../shared/data/imagenette-144-val.tar")
+NAMES = packaged_names()
+
+
+@pytest.fixture
+def images():
+    torch.manual_seed(0)
+    return torch.randn(2, 3, 96, 96)
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestFiles:
+    def test_small_and_in_half_precision(self, name):
+        path = packaged_weights(name)
+        assert path.stat().st_size < 8_000_000
+        state, _ = read_weights(path)
+        matrices = [tensor for tensor in state.values() if tensor.dim() > 1]
+        assert {tensor.dtype for tensor in matrices} == {torch.float16}
+
+    def test_card_says_what_it_is_and_names_no_place(self, name):
+        card = packaged_weights(name).with_suffix(".md").read_text()
+        _, description = load_model(name)
+        assert card.startswith(f"# {name} on imagenette")
+        assert all(class_name in card for class_name in description.classes)
+        for heading in ("validation top-1", "kronattn train --config recipe.yaml", "seed", "torch"):
+            assert heading in card
+        assert "path: null" in card
+        assert "output: null" in card
+
+    def test_by_name(self, name, images):
+        network, description = load_model(name)
+        ours = kronattn.create_model(name, pretrained=True)
+        assert ours.training
+        assert ours.num_classes == len(description.classes) == 10
+        assert torch.equal(ours.eval()(images), network(images))
+
+    def test_other_classes_keep_the_features(self, name, images):
+        ours = kronattn.create_model(name, pretrained=True, num_classes=3).eval()
+        whole = kronattn.create_model(name, pretrained=True).eval()
+        assert ours(images).shape == (2, 3)
+        assert torch.equal(ours.forward_features(images), whole.forward_features(images))
+
+    def test_options_that_do_not_fit(self, name):
+        with pytest.raises(ValueError, match="pretrained=True takes num_classes alone; width would not fit"):
+            kronattn.create_model(name, pretrained=True, width=0.5)
+
+    def test_by_timm(self, name, images):
+        timm = pytest.importorskip("timm", reason="timm is not installed: pip install 'kronattn[timm]'")
+        ours = kronattn.create_model(name, pretrained=True).eval()
+        for named in (name, f"{name}.imagenette"):
+            assert torch.equal(timm.create_model(named, pretrained=True).eval()(images), ours(images))
+        assert timm.create_model(name).num_classes == 1000
+        assert timm.create_model(name, pretrained=True, num_classes=3).eval()(images).shape == (2, 3)
+        features = kronattn.create_model(name, pretrained=True, features_only=True).eval()(images)
+        torch.testing.assert_close(features, ours.forward_intermediates(images, intermediates_only=True))
+
+    @pytest.mark.skipif(not VALIDATION.exists(), reason="Imagenette is not here")
+    def test_right_on_images_it_has_not_seen(self, name, tmp_path):
+        """A fortieth of the validation images; their folders are called after WordNet."""
+        pytest.importorskip("torchvision")
+        from torchvision.datasets import Imagenette
+
+        from kronattn.predict import predict_files
+
+        with tarfile.open(VALIDATION) as archive:
+            members = [member for member in archive if member.isfile()][::40]
+            archive.extractall(tmp_path, members, filter="data")
+        paths = [tmp_path / member.name for member in members]
+        true = [Imagenette._WNID_TO_CLASS[path.parent.name][0] for path in paths]
+        network, description = load_model(name)
+        found = [result.classes[0].name for result in predict_files(paths, network, description, top=1)]
+        right = sum(one == other for one, other in zip(found, true, strict=True))
+        assert right > 0.8 * len(paths)
+
+
+def test_without_safetensors(monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs safetensors: pip install 'kronattn\[vision\]'"):
+        kronattn.create_model("kanet_kv", pretrained=True)
