@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +121,83 @@ def insert() -> list[str]:
     return [*lines, "", readme._environment(found)]
 
 
+def imagenette() -> list[str]:
+    """Seven networks, one recipe."""
+    return _comparison("imagenette.json", [])
+
+
+def camvid() -> list[str]:
+    """Four heads, one recipe."""
+    return _comparison("camvid.json", [("pixel accuracy", lambda row: f"{100 * row['pixel_accuracy']:.1f}%")])
+
+
+def _comparison(name: str, more: list[tuple[str, Callable[[dict[str, Any]], str]]]) -> list[str]:
+    """What `kronattn compare` found, a line for each network."""
+    found = _read(name)
+    columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+        ("seeds", lambda row: str(row["runs"])),
+        (found["label"], lambda row: readme.score(found, row["model"])),
+        *more,
+        (f"over `{found['baseline']}`", _difference),
+        ("parameters", lambda row: f"{row['parameters']:,}"),
+        ("MAdd", lambda row: f"{row['madd'] / 1e6:,.1f}m"),
+        ("images a second", lambda row: f"{row['images_per_second']:,.0f}" if row["images_per_second"] else "–"),
+        ("peak memory", lambda row: f"{row['peak_bytes'] / 1e9:.2f} GB"),
+    ]
+    lines = ["| | " + " | ".join(head for head, _ in columns) + " |", "|---|" + "---:|" * len(columns)]
+    lines += [
+        f"| `{row['model']}` | " + " | ".join(cell(row) for _, cell in columns) + " |" for row in found["summary"]
+    ]
+    return [*lines, "", readme._environment(found)]
+
+
+def _difference(row: dict[str, Any]) -> str:
+    found = row["difference"]
+    if found is None:
+        return ""
+    interval = "" if found["low"] is None else f" ({100 * found['low']:+.2f} to {100 * found['high']:+.2f})"
+    return f"{100 * found['mean']:+.2f}{interval}"
+
+
+HEADS = {
+    "aspp": "ASPP",
+    "attn": "regular attention",
+    "attn_fused": "regular, fused (PyTorch's)",
+    "kao_kv": "**KAO_KV**",
+    "kao_qkv": "**KAO_QKV**",
+}
+
+
+def heads() -> list[str]:
+    """Time and memory of each head beyond the features."""
+    found = _read("heads-h200.json")
+    rows = {(row["size"], row["work"], row["head"]): row for row in found["rows"]}
+    lines = [
+        "| | head | inference | over regular | memory | training | over regular | memory |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for size in found["settings"]["sizes"]:
+        for head, name in HEADS.items():
+            cells = []
+            for work in ("inference", "training"):
+                row = rows[size, work, head]
+                cells += [
+                    f"{readme._three(row['time_ms'])} ms",
+                    f"{row['speedup']:.1f}×",
+                    f"{row['memory_bytes'] / 1e6:,.0f} MB ({row['memory_over_attn']:.1%})",
+                ]
+            lines.append(f"| {size}² | {name} | {' | '.join(cells)} |")
+    return [*lines, "", readme._environment(found)]
+
+
 TABLES = {
     "tables.md": {"table2": table2, "networks": networks},
     "use.md": {"exports": exports, "latency": latency},
     "kernels.md": {"kernels": readme.kernels},
     "networks.md": {"speed": readme.networks},
     "insert.md": {"insert": insert},
+    "training.md": {"imagenette": imagenette},
+    "segmentation.md": {"camvid": camvid, "heads": heads},
 }
 
 

@@ -40,6 +40,7 @@ def headline() -> list[str]:
     def speed(found: dict[str, Any], how: str) -> Callable[[str], str]:
         return lambda mode: " / ".join(_ratio(found, f"kanet_{mode}", work, how) for work in ("training", "inference"))
 
+    imagenette, camvid = _read("imagenette.json"), _read("camvid.json")
     flash = copies["attn_fused"]["forward_over_copy"]
     return [
         "| | KAO_KV, KANet_KV | KAO_QKV, KANet_QKV |",
@@ -63,6 +64,17 @@ def headline() -> list[str]:
         ),
         line("its images a second over torchvision's MobileNetV2, GPU, training / inference", speed(eager, "eager")),
         line("both compiled", speed(compiled, "compiled")),
+        line(
+            f"top-1 on Imagenette from random weights, {_seeds(imagenette)}; "
+            f"MobileNetV2: {score(imagenette, 'mobilenetv2')}",
+            lambda mode: score(imagenette, f"kanet_{mode}"),
+        ),
+        line(
+            f"mean IoU on CamVid of DeepLabV2 with its head, {_seeds(camvid)}; "
+            f"ASPP: {score(camvid, 'deeplabv2_aspp')}, "
+            f"regular attention: {score(camvid, 'deeplabv2_attn')}",
+            lambda mode: score(camvid, f"deeplabv2_kao_{mode}"),
+        ),
         "",
         f"{_environment(_read('operators-cpu.json'))} {_environment(gpu)}",
     ]
@@ -120,6 +132,18 @@ def kernels() -> list[str]:
 
 
 TABLES = {"headline": headline}
+
+
+def score(found: dict[str, Any], model: str) -> str:
+    """A network's mean and standard deviation over its seeds, in percent."""
+    row = next(row for row in found["summary"] if row["model"] == model)
+    spread = "" if row["std"] is None else f" ± {100 * row['std']:.1f}"
+    return f"{100 * row['mean']:.1f}{spread}%"
+
+
+def _seeds(found: dict[str, Any]) -> str:
+    fewest = min(row["runs"] for row in found["summary"])
+    return "one seed" if fewest == 1 else f"{fewest} seeds"
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def demo(
 ) -> None:
     """Serve a page: drop an image in, see its classes, click on it, and see where that position attends.
 
-    Example: kronattn demo --weights net.safetensors --port 7861
+    Example: kronattn demo --port 7861
     """
     from kronattn.data.prepare import require_torchvision
 

@@ -29,7 +29,7 @@ def evaluate(
 ) -> None:
     """Top-1, top-5, calibration and each class's accuracy; of a segmenter pixel accuracy and each class's IoU.
 
-    Example: kronattn evaluate runs/flowers/weights.safetensors --data flowers
+    Example: kronattn evaluate kanet_kv --data imagenette-144-val.tar
     """
     from kronattn.training.evaluation import evaluate as examine
 

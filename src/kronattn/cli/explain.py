@@ -24,7 +24,7 @@ def explain(
 
     The network's own operator attends as it was trained; the two others see the same features in the same layer.
 
-    Example: kronattn explain cat.jpg --weights net.safetensors --at 120,80 --output cat.html
+    Example: kronattn explain church.jpg --weights kanet_kv --at 120,80 --output church.html
     """
     from kronattn.data.prepare import prepare_image, require_torchvision
     from kronattn.tables.rendering import require_matplotlib

@@ -36,7 +36,7 @@ def predict(
 
     A file that cannot be read is named on standard error, the others go on, and the exit code is then 1.
 
-    Example: kronattn predict photos/ cat.jpg --weights net.safetensors --top 3 --output found.csv
+    Example: kronattn predict photos/ church.jpg --weights kanet_kv --top 3 --output found.csv
     """
     from kronattn.data.prepare import require_torchvision
 

@@ -1,7 +1,10 @@
-"""Pictures of our own making to start from: no dataset's images are in the package."""
+"""Pictures to start from: of our own making, since no dataset's images are in the package, and a photograph where
+scikit-learn is installed, which brings one."""
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 from pathlib import Path
 
 from PIL import Image, ImageDraw
@@ -12,14 +15,14 @@ _SIZE = (480, 360)
 
 
 def write_examples(folder: Path) -> list[Path]:
-    """Draw the example pictures into a folder and return their paths.
+    """Put the example pictures into a folder and return their paths.
 
     Example:
         >>> import tempfile
-        >>> [path.name for path in write_examples(Path(tempfile.mkdtemp()))]
+        >>> [path.name for path in write_examples(Path(tempfile.mkdtemp()))][-3:]
         ['discs.png', 'street.png', 'stripes.png']
     """
-    found = []
+    found = [Path(shutil.copy(photograph, folder)) for photograph in _photographs()]
     for name, draw in (("discs", _discs), ("street", _street), ("stripes", _stripes)):
         image = Image.new("RGB", _SIZE, "#e2e8f0")
         draw(ImageDraw.Draw(image))
@@ -27,6 +30,14 @@ def write_examples(folder: Path) -> list[Path]:
         image.save(path)
         found.append(path)
     return found
+
+
+def _photographs() -> list[Path]:
+    """A temple in China, which a network that knows churches can say something about (by danielbuechele, CC BY 2.0)."""
+    sklearn = importlib.util.find_spec("sklearn")
+    places = (sklearn and sklearn.submodule_search_locations) or []
+    photographs = [Path(place) / "datasets" / "images" / "china.jpg" for place in places]
+    return [photograph for photograph in photographs if photograph.exists()]
 
 
 def _discs(draw: ImageDraw.ImageDraw) -> None:
