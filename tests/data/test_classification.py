@@ -100,6 +100,9 @@ def test_folder_without_images(tmp_path):
     (tmp_path / "train" / "a.png").write_bytes(b"")
     with pytest.raises(ValueError, match="holds no images below train/: expected train/CLASS/IMAGE"):
         load_split("folder", str(tmp_path), "train")
+    (tmp_path / "images.tar").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"CLASS/IMAGE, or an archive itself, such as .*images\.tar"):
+        load_split("folder", str(tmp_path), "train")
 
 
 def test_bad_image_is_named(folder):

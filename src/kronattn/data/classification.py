@@ -116,7 +116,7 @@ def _folder(path: str, split: str) -> ImageFiles:
     entries = [entry for entry in list_files(path) if is_image_name(entry.name)]
     found = [(placed, entry) for entry in entries if (placed := _class_of(entry.name, split)) is not None]
     if not found:
-        raise ValueError(f"{path} holds no images below {split}/: expected {split}/CLASS/IMAGE")
+        raise ValueError(f"{path} holds no images below {split}/: expected {split}/CLASS/IMAGE{_archives_in(path)}")
     classes = sorted({name for name, _ in found})
     for folder in list_folders(path):
         empty = _class_of(f"{folder}/.image", split)
@@ -124,6 +124,12 @@ def _folder(path: str, split: str) -> ImageFiles:
             raise ValueError(f"{path}: the class folder {split}/{empty} holds no image")
     number = {name: index for index, name in enumerate(classes)}
     return ImageFiles(classes, [number[name] for name, _ in found], [entry for _, entry in found])
+
+
+def _archives_in(path: str) -> str:
+    """A hint for a folder of archives, which may be those of several datasets."""
+    archives = sorted(Path(path).glob("*.tar")) if Path(path).is_dir() else []
+    return f", or an archive itself, such as {archives[0]}" if archives else ""
 
 
 def _class_of(name: str, split: str) -> str | None:

@@ -18,6 +18,8 @@ from kronattn.explain.view import place_in_view
 __all__ = ["CSS", "build_page", "theme"]
 
 _CENTRE = (0.5, 0.5)
+# More would push the image off the screen.
+_CLASSES_NAMED = 20
 _START = "Choose an example or drop an image in; then click on the picture."
 _CHOICES = [(label, mode) for mode, label in LABELS.items()]
 
@@ -37,11 +39,20 @@ def theme() -> Any:
     )
 
 
+def _introduction(viewer: Viewer) -> str:
+    """Which network this is, and what it can see: an image of anything else gets one of these classes, too."""
+    classes = viewer.description.classes
+    known = ", ".join(classes[:_CLASSES_NAMED]) + (", ..." if len(classes) > _CLASSES_NAMED else "")
+    return (
+        f"{viewer.description.model}, {len(viewer.layers)} attention layers. It knows {len(classes)} classes: {known}."
+    )
+
+
 def build_page(viewer: Viewer, examples: Sequence[Path]) -> gr.Blocks:
     """The page for one trained network."""
     layers = len(viewer.layers)
     with gr.Blocks(title="Kronecker attention", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
-        gr.Markdown(f"# Where attention looks\n{viewer.description.model}, {layers} attention layers.")
+        gr.Markdown(f"# Where attention looks\n{_introduction(viewer)}")
         seen = gr.State(None, time_to_live=3600)
         place = gr.State(_CENTRE)
         with gr.Tab("Attention"), gr.Row():

@@ -136,17 +136,15 @@ class Speed(Callback):
     def results(self) -> dict[str, float | None]:
         """``images_per_second``, ``waiting_for_data`` and ``training_share``, ``None`` after a single epoch; and
         ``peak_bytes``, the most that PyTorch held on this process's GPU, ``None`` without one."""
-        if not self._seconds:
-            unknown = {"images_per_second": None, "waiting_for_data": None, "training_share": None}
-            return unknown | {"peak_bytes": self._peak}
-        # The last epoch's end is not seen: as if it took as long as the others.
-        whole = self._whole / (self._seen - 2) * (self._seen - 1) if self._seen > 2 else None
-        return {
-            "images_per_second": round(self._images / self._seconds, 1),
-            "waiting_for_data": round(self._waited / self._seconds, 4),
-            "training_share": round(self._seconds / whole, 4) if whole else None,
-            "peak_bytes": self._peak,
-        }
+        found: dict[str, float | None] = dict.fromkeys(("images_per_second", "waiting_for_data", "training_share"))
+        found["peak_bytes"] = self._peak
+        if self._seconds:
+            # The last epoch's end is not seen: as if it took as long as the others.
+            whole = self._whole / (self._seen - 2) * (self._seen - 1) if self._seen > 2 else None
+            found["images_per_second"] = round(self._images / self._seconds, 1)
+            found["waiting_for_data"] = round(self._waited / self._seconds, 4)
+            found["training_share"] = round(self._seconds / whole, 4) if whole else None
+        return found
 
 
 class History(Callback):
