@@ -39,12 +39,14 @@ class TestMovingAverage:
         module = L.LightningModule()
         module.network = network = nn.BatchNorm1d(1)
         watcher = MovingAverage(decay)
-        trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))
+        trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), global_step=0)
         watcher.setup(trainer, module, "fit")
         for value in values:
+            trainer.global_step += 1
             nn.init.constant_(network.weight, value)
             network.num_batches_tracked += 1
-            watcher._average_model.update_parameters(module)
+            for _ in range(2):  # once a step, however often it is called
+                watcher.on_train_batch_end(trainer, module, None, None, 0)
         return watcher._average_model.module.network
 
     def test_short_runs_forget_where_they_started(self):
@@ -52,6 +54,9 @@ class TestMovingAverage:
         found = self.average(0.998, [0.0] + [1.0] * 100)
         assert found.weight.item() > 0.99
         assert found.num_batches_tracked == 101
+
+    def test_first_step_is_all_there_is(self):
+        assert self.average(0.9, [3.0]).weight.item() == 3.0
 
     def test_long_runs_follow_the_decay(self):
         values = torch.linspace(0, 5, 400).tolist()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, WeightAveraging
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = ["Diverged", "History", "MovingAverage", "Speed", "StopWhenDiverging"]
 
@@ -30,22 +30,39 @@ class MovingAverage(WeightAveraging):
     """
 
     def __init__(self, decay: float) -> None:
-        super().__init__(multi_avg_fn=partial(_average, decay))
+        super().__init__()
+        self.decay = decay
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         # Lightning asks the module, which is still on the CPU at this point.
         self._device = trainer.strategy.root_device
         super().setup(trainer, pl_module, stage)
 
+    # PyTorch's own update asks the device how many there were, and so waits for the whole step to be done.
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step > self._latest_update_step:
+            self._update(pl_module, trainer.global_step - 1)
+            self._latest_update_step = trainer.global_step
 
-@torch.no_grad()
-def _average(decay: float, averaged: list[Tensor], current: list[Tensor], count: Tensor | int) -> None:
-    """One step of the average of tensors of one kind, after ``count`` others."""
-    if not averaged[0].is_floating_point():
-        torch._foreach_copy_(averaged, current)
-        return
-    seen = int(count)
-    torch._foreach_lerp_(averaged, current, 1 - min(decay, (1 + seen) / (10 + seen)))
+    @torch.no_grad()
+    def _update(self, module: nn.Module, steps: int) -> None:
+        assert self._average_model is not None
+        weight = 1 - min(self.decay, (1 + steps) / (10 + steps)) if steps else 1.0
+        averaged, current = list(_tensors(self._average_model.module)), list(_tensors(module))
+        torch._foreach_lerp_(_floating(averaged, True), _floating(current, True), weight)
+        if counts := _floating(averaged, False):
+            torch._foreach_copy_(counts, _floating(current, False))
+        self._average_model.n_averaged += 1
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    return chain(module.parameters(), module.buffers())
+
+
+def _floating(tensors: Sequence[Tensor], wanted: bool) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor.is_floating_point() == wanted]
 
 
 class StopWhenDiverging(Callback):
