@@ -138,17 +138,22 @@ def _comparison(name: str, more: list[tuple[str, Callable[[dict[str, Any]], str]
         ("seeds", lambda row: str(row["runs"])),
         (found["label"], lambda row: readme.score(found, row["model"])),
         *more,
-        (f"over `{found['baseline']}`", _difference),
+        ("over the first", _difference),
         ("parameters", lambda row: f"{row['parameters']:,}"),
-        ("MAdd", lambda row: f"{row['madd'] / 1e6:,.1f}m"),
-        ("images a second", lambda row: f"{row['images_per_second']:,.0f}" if row["images_per_second"] else "–"),
+        ("MAdd", lambda row: _madd(row["madd"])),
         ("peak memory", lambda row: f"{row['peak_bytes'] / 1e9:.2f} GB"),
     ]
+    if all(row["images_per_second"] for row in found["summary"]):
+        columns.append(("images a second", lambda row: f"{row['images_per_second']:,.0f}"))
     lines = ["| | " + " | ".join(head for head, _ in columns) + " |", "|---|" + "---:|" * len(columns)]
     lines += [
         f"| `{row['model']}` | " + " | ".join(cell(row) for _, cell in columns) + " |" for row in found["summary"]
     ]
     return [*lines, "", readme._environment(found)]
+
+
+def _madd(count: int) -> str:
+    return f"{count / 1e9:.2f}g" if count >= 1e9 else f"{count / 1e6:.1f}m"
 
 
 def _difference(row: dict[str, Any]) -> str:
