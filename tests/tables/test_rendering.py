@@ -28,10 +28,10 @@ TABLE = Table(
 )
 
 
-def shown(width):
+def shown(width, table=TABLE):
     console = Console(width=width, file=None, record=True)
     with console.capture() as capture:
-        console.print(to_rich(TABLE, width=width))
+        console.print(to_rich(table, width=width))
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
@@ -40,6 +40,27 @@ def test_terminal_puts_the_printed_value_beside_ours_or_below():
     narrow = shown(14)
     assert any(line.endswith("2.46") for line in narrow)
     assert any(line.strip() == "5.2MB" for line in narrow)
+
+
+@pytest.mark.parametrize("width", [200, 80, 60, 40])
+def test_no_figure_is_cut_off_in_a_narrow_terminal(width):
+    """Names with several words, figures with spaces, and more columns than fit."""
+    figures = ["59.87 ± 0.30", "+0.26 to +2.93", "11,379,308", "20,060,040,384", "1,234", "709"]
+    names = ["deeplabv2_aspp", "KAO_KV of ours"]
+    table = Table(
+        "Title",
+        [Column("Network", numeric=False), *(Column(f"{at} and more") for at in range(len(figures)))],
+        [Group("all of them", [[Cell(name), *map(Cell, figures)] for name in names])],
+        ["One note."],
+    )
+    lines = shown(width, table)
+    assert not any("…" in line for line in lines)
+    assert max(map(len, lines)) <= width
+    for name in names:
+        rows = [line for line in lines if line.startswith(name)]
+        assert len(rows) == sum(line.startswith("Network") for line in lines)
+        assert all(any(figure in row for row in rows) for figure in figures)
+    assert sum("Title" in line for line in lines) == sum("One note." in line for line in lines) == 1
 
 
 def test_html_is_escaped_and_aligned():

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from kronattn.extras import require_library
 
 if TYPE_CHECKING:
+    import rich.console
+    import rich.measure
     import rich.table
 
 __all__ = [
@@ -82,18 +84,67 @@ class Table:
     notes: Sequence[str] = ()
 
 
-def to_rich(table: Table, *, width: int) -> rich.table.Table:
-    """Return a table for a terminal of that width: printed values beside ours or, if that is too wide, below.
+_WIDEST_NAME = 24
 
-    >>> to_rich(Table("Sizes", [Column("MB")], [Group("", [[Cell("1.5", printed="2MB")]])]), width=80).row_count
-    1
+
+def to_rich(table: Table, *, width: int) -> rich.console.Group:
+    """Return a table for a terminal of that width: printed values beside ours or, if that is too wide, below; and if it
+    still is, several tables below each other, each with the first column, so that no figure is cut off.
+
+    >>> sizes = Table("Sizes", [Column("Of", numeric=False), Column("MB")], [Group("", [[Cell("x"), Cell("1.5")]])])
+    >>> [len(to_rich(sizes, width=width).renderables) for width in (80, 5)]
+    [1, 1]
+    >>> wide = Table("", [Column("a" * 20)] * 5, [])
+    >>> len(to_rich(wide, width=80).renderables)
+    2
     """
-    from rich.console import Console
+    from rich.console import Group as Stack
 
     beside = _to_rich(table, separator=" ")
-    if Console(width=10_000).measure(beside).maximum <= width:
-        return beside
-    return _to_rich(table, separator="\n")
+    if _widths(beside).maximum <= width:
+        return Stack(beside)
+    return Stack(*(_to_rich(part, separator="\n") for part in _parts(table, width)))
+
+
+def _widths(shown: rich.table.Table) -> rich.measure.Measurement:
+    """From the least, with words broken into lines and no figure cut off, to the most."""
+    from rich.console import Console
+
+    # What stands above and below can be broken into lines of any length.
+    shown.title, title = None, shown.title
+    shown.caption, caption = None, shown.caption
+    found = Console(width=10_000).measure(shown)
+    shown.title, shown.caption = title, caption
+    return found
+
+
+def _parts(table: Table, width: int) -> list[Table]:
+    """The table by columns, as many of them at a time as fit, after the first, which says what a row is about."""
+    if len(table.columns) < 2:
+        return [table]
+    chosen = [[1]]
+    for column in range(2, len(table.columns)):
+        if _widths(_to_rich(_columns(table, [0, *chosen[-1], column]), separator="\n")).minimum <= width:
+            chosen[-1].append(column)
+        else:
+            chosen.append([column])
+    parts = [_columns(table, [0, *columns]) for columns in chosen]
+    parts[0] = replace(parts[0], title=table.title)
+    parts[-1] = replace(parts[-1], notes=table.notes)
+    return parts
+
+
+def _lines(cell: Cell, separator: str) -> list[str]:
+    return (cell.text + separator + cell.printed if cell.printed else cell.text).split("\n")
+
+
+def _columns(table: Table, chosen: Sequence[int]) -> Table:
+    """Some of a table's columns, without title and notes. Rows may end early."""
+    groups = [
+        Group(group.title, [[row[column] for column in chosen if column < len(row)] for row in group.rows])
+        for group in table.groups
+    ]
+    return Table("", [table.columns[column] for column in chosen], groups)
 
 
 def _to_rich(table: Table, *, separator: str) -> rich.table.Table:
@@ -102,7 +153,7 @@ def _to_rich(table: Table, *, separator: str) -> rich.table.Table:
     from rich.text import Text
 
     shown = rich.table.Table(
-        title=Text(table.title),
+        title=Text(table.title) if table.title else None,
         caption=Text("\n".join(table.notes), justify="left") if table.notes else None,
         box=rich.box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -111,11 +162,16 @@ def _to_rich(table: Table, *, separator: str) -> rich.table.Table:
         title_justify="left",
         title_style="bold",
     )
-    for column in table.columns:
+    for at, column in enumerate(table.columns):
+        cells = [row[at] for row in _all_rows(table) if at < len(row)]
+        lines = [column.title, *(line for cell in cells for line in _lines(cell, separator))]
+        # Rich would rather cut figures off than words; and the first column is what a row is found by.
+        least = max(map(len, lines)) if column.numeric else min(_WIDEST_NAME, max(map(len, lines))) if at == 0 else None
         shown.add_column(
             Text(column.title),
             justify="right" if column.numeric else "left",
             no_wrap=column.numeric,
+            min_width=least,
             vertical="top",
         )
     tones = {"good": "green", "bad": "red", "": ""}

@@ -58,7 +58,7 @@ def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Tab
         Column("Seeds"),
         Column(f"{found['label']}, %"),
         *([Column("Pixels right, %")] if pixels else []),
-        Column(f"Over {found['baseline']}"),
+        Column("Difference"),
         Column("95% interval"),
         Column("Params"),
         Column("MAdd"),
@@ -80,8 +80,8 @@ def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Tab
         for row in found["summary"]
     ]
     notes = [
-        "Mean ± standard deviation over seeds, after the last epoch. Differences are paired by seed, in points; the "
-        "interval is Student's. Params with batch norm's.",
+        "Mean ± standard deviation over seeds, after the last epoch. Differences are "
+        f"to {found['baseline']}, paired by seed, in points; the interval is Student's. Params with batch norm's.",
         *(["Several runs shared the device: there is no telling images a second."] if _shared(found) else []),
         *notes,
     ]
