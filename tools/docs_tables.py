@@ -131,6 +131,47 @@ def camvid() -> list[str]:
     return _comparison("camvid.json", [("pixel accuracy", lambda row: f"{100 * row['pixel_accuracy']:.1f}%")])
 
 
+def camvid_test() -> list[str]:
+    """The same heads on the test images, one seed."""
+    rows = _read("camvid-test.json")
+    return [
+        "| | mean IoU | pixel accuracy | images |",
+        "|---|---:|---:|---:|",
+        *(
+            f"| `{row['model']}` | {row['mean_iou']:.1%} | {row['pixel_accuracy']:.1%} | {row['images']} |"
+            for row in rows
+        ),
+    ]
+
+
+def pretrained() -> list[str]:
+    """What comes with the package, examined."""
+    rows = _read("pretrained.json")
+    return [
+        "| | top-1 | top-5 | calibration error | images |",
+        "|---|---:|---:|---:|---:|",
+        *(
+            f"| `{row['model']}` | {row['top1']:.2%} | {row['top5']:.2%} | {row['calibration_error']:.1%} "
+            f"| {row['images']:,} |"
+            for row in rows
+        ),
+    ]
+
+
+def int8() -> list[str]:
+    """The same in 8 bits."""
+    rows = _read("export-int8.json")
+    return [
+        "| | float32 | 8 bits | MB | images |",
+        "|---|---:|---:|---:|---:|",
+        *(
+            f"| `{row['model']}` | {row['accuracy']['pytorch']:.2%} | {row['accuracy']['int8']:.2%} "
+            f"| {row['bytes'] / 1e6:.1f} | {row['accuracy_images']:,} |"
+            for row in rows
+        ),
+    ]
+
+
 def _comparison(name: str, more: list[tuple[str, Callable[[dict[str, Any]], str]]]) -> list[str]:
     """What `kronattn compare` found, a line for each network."""
     found = _read(name)
@@ -197,18 +238,17 @@ def heads() -> list[str]:
 
 TABLES = {
     "tables.md": {"table2": table2, "networks": networks},
-    "use.md": {"exports": exports, "latency": latency},
+    "use.md": {"int8": int8, "exports": exports, "latency": latency},
     "kernels.md": {"kernels": readme.kernels},
     "networks.md": {"speed": readme.networks},
     "insert.md": {"insert": insert},
-    "training.md": {"imagenette": imagenette},
-    "segmentation.md": {"camvid": camvid, "heads": heads},
+    "training.md": {"imagenette": imagenette, "pretrained": pretrained},
+    "segmentation.md": {"camvid": camvid, "camvid-test": camvid_test, "heads": heads},
 }
 
 
-def _read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((readme.RESULTS / name).read_text())
-    return found
+def _read(name: str) -> Any:
+    return json.loads((readme.RESULTS / name).read_text())
 
 
 def rendered(page: Path) -> str:

@@ -8,7 +8,9 @@ The run's folder is what `kronattn train` and `kronattn compare` leave: config.y
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from kronattn.models.files import load_model, save_model
@@ -17,18 +19,24 @@ from kronattn.training.recipe import load_recipe
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "kronattn" / "weights"
 MOST_BYTES = 8_000_000
+HALF = """
+Matrices and kernels of the file are in half precision; the figures above were taken before they were rounded.
+"""
 
 
 def package(folder: Path) -> Path:
     """Write NAME.safetensors and NAME.md; returns the former."""
     network, description = load_model(folder / "weights.safetensors")
     target = PACKAGE / f"{description.model}.safetensors"
-    save_model(target, network, description, half=True)
-    if target.stat().st_size > MOST_BYTES:
-        target.unlink()
-        raise SystemExit(f"{description.model} takes more than {MOST_BYTES:,} bytes: too many for a package")
+    with tempfile.TemporaryDirectory() as place:
+        small = Path(place) / target.name
+        save_model(small, network, description, half=True)
+        if small.stat().st_size > MOST_BYTES:
+            raise SystemExit(f"{description.model} takes more than {MOST_BYTES:,} bytes: too many for a package")
+        shutil.move(small, target)
     result = json.loads((folder / "result.json").read_text())
-    target.with_suffix(".md").write_text(model_card(description, load_recipe(folder / "config.yaml"), result))
+    card = model_card(description, load_recipe(folder / "config.yaml"), result)
+    target.with_suffix(".md").write_text(card + HALF)
     return target
 
 

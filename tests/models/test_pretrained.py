@@ -63,6 +63,10 @@ class TestFiles:
         for named in (name, f"{name}.imagenette"):
             assert torch.equal(timm.create_model(named, pretrained=True).eval()(images), ours(images))
         assert timm.create_model(name).num_classes == 1000
+        _, description = load_model(name)
+        config = timm.data.resolve_data_config(model=timm.create_model(name, pretrained=True))
+        assert config["input_size"] == (3, description.size, description.size)
+        assert config["crop_pct"] == description.size / description.resize
         assert timm.create_model(name, pretrained=True, num_classes=3).eval()(images).shape == (2, 3)
         features = kronattn.create_model(name, pretrained=True, features_only=True).eval()(images)
         torch.testing.assert_close(features, ours.forward_intermediates(images, intermediates_only=True))

@@ -18,8 +18,6 @@ from kronattn.explain.view import place_in_view
 __all__ = ["CSS", "build_page", "theme"]
 
 _CENTRE = (0.5, 0.5)
-# More would push the image off the screen.
-_CLASSES_NAMED = 20
 _START = "Choose an example or drop an image in; then click on the picture."
 _CHOICES = [(label, mode) for mode, label in LABELS.items()]
 
@@ -41,11 +39,9 @@ def theme() -> Any:
 
 def _introduction(viewer: Viewer) -> str:
     """Which network this is, and what it can see: an image of anything else gets one of these classes, too."""
-    classes = viewer.description.classes
-    known = ", ".join(classes[:_CLASSES_NAMED]) + (", ..." if len(classes) > _CLASSES_NAMED else "")
-    return (
-        f"{viewer.description.model}, {len(viewer.layers)} attention layers. It knows {len(classes)} classes: {known}."
-    )
+    known = viewer.description
+    classes = f"{len(known.classes)} classes: {known.some_classes()}"
+    return f"{known.model}, {len(viewer.layers)} attention layers. It knows {classes}."
 
 
 def build_page(viewer: Viewer, examples: Sequence[Path]) -> gr.Blocks:

@@ -7,7 +7,8 @@ training run hold the same description, so that either serves wherever a trained
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = [
     "Description",
     "build_model",
     "load_model",
+    "read_description",
     "read_weights",
     "save_model",
 ]
@@ -60,6 +62,15 @@ class Description:
     data: str = "folder"
     ignore_index: int = 255
     palette: list[list[int]] = field(default_factory=list)
+
+    def some_classes(self, most: int = 20) -> str:
+        """The classes by name, as many as a reader may want to see.
+
+        Example:
+            >>> Description("kanet_kv", {}, ["cat", "dog", "fish"]).some_classes(2)
+            'cat, dog, ...'
+        """
+        return ", ".join([*self.classes[:most], *(["..."] if len(self.classes) > most else [])])
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -156,12 +167,24 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], Description | None]:
     return tensors, Description.from_dict(described) if described else None
 
 
+def read_description(path: Path) -> Description | None:
+    """What a safetensors file says of its weights, which are not read."""
+    with _opened(path) as file:
+        described = (file.metadata() or {}).get(DESCRIPTION_KEY)
+    return Description.from_dict(json.loads(described)) if described else None
+
+
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Description | None]:
+    with _opened(path) as file:
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return state, read_description(path)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     library = require_library("safetensors", "a file of weights", extra="vision")
     try:
         with library.safe_open(path, framework="pt") as file:
-            described = (file.metadata() or {}).get(DESCRIPTION_KEY)
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield file
     except library.SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file, or a broken one ({error})") from None
-    return state, Description.from_dict(json.loads(described)) if described else None

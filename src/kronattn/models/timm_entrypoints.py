@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
 from kronattn.models.deeplab import SEGMENTERS
+from kronattn.models.files import read_description
 from kronattn.models.kanet import VARIANTS, KANet
 from kronattn.models.registry import packaged_names, packaged_weights
 
@@ -38,24 +40,31 @@ _SEGMENTATION = _CONFIG | {
     "classifier": "head",
 }
 
-# What comes with the package is trained on ten classes; a network that is built without weights keeps its thousand.
+
+def _config_of(path: Path) -> dict[str, Any]:
+    """What a file of weights says of itself, in timm's words."""
+    description = read_description(path)
+    assert description is not None
+    size = description.size
+    return _CONFIG | {
+        "file": str(path),
+        "num_classes": len(description.classes),
+        "input_size": (3, size, size),
+        "pool_size": (-(-size // 32), -(-size // 32)),
+        "crop_pct": size / description.resize,
+        "interpolation": "bilinear",
+        "mean": tuple(description.mean),
+        "std": tuple(description.std),
+    }
+
+
+# What comes with the package is trained on few classes; a network that is built without weights keeps its thousand.
 _PACKAGED = "imagenette"
 _WITH_WEIGHTS = {name: packaged_weights(name) for name in packaged_names()}
 
 # timm puts a tag with weights before those that came earlier, and one with a star before all: that is the default.
 default_cfgs = generate_default_cfgs(
-    {
-        f"{name}.{_PACKAGED}": _CONFIG
-        | {
-            "file": str(path),
-            "num_classes": 10,
-            "input_size": (3, 192, 192),
-            "pool_size": (6, 6),
-            "crop_pct": 1.0,
-            "interpolation": "bilinear",
-        }
-        for name, path in _WITH_WEIGHTS.items()
-    }
+    {f"{name}.{_PACKAGED}": _config_of(path) for name, path in _WITH_WEIGHTS.items()}
     | {f"{name}.untrained*": _CONFIG for name in VARIANTS}
     | {f"{name}.untrained": _SEGMENTATION for name in SEGMENTERS}
 )

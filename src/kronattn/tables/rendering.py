@@ -100,22 +100,19 @@ def to_rich(table: Table, *, width: int) -> rich.console.Group:
     """
     from rich.console import Group as Stack
 
-    beside = _to_rich(table, separator=" ")
-    if _widths(beside).maximum <= width:
-        return Stack(beside)
+    if _widths(table, separator=" ").maximum <= width:
+        return Stack(_to_rich(table, separator=" "))
     return Stack(*(_to_rich(part, separator="\n") for part in _parts(table, width)))
 
 
-def _widths(shown: rich.table.Table) -> rich.measure.Measurement:
-    """From the least, with words broken into lines and no figure cut off, to the most."""
+def _widths(table: Table, *, separator: str) -> rich.measure.Measurement:
+    """From the least, with words broken into lines and no figure cut off, to the most.
+
+    Title and notes do not count: they can be broken into lines of any length.
+    """
     from rich.console import Console
 
-    # What stands above and below can be broken into lines of any length.
-    shown.title, title = None, shown.title
-    shown.caption, caption = None, shown.caption
-    found = Console(width=10_000).measure(shown)
-    shown.title, shown.caption = title, caption
-    return found
+    return Console(width=10_000).measure(_to_rich(replace(table, title="", notes=()), separator=separator))
 
 
 def _parts(table: Table, width: int) -> list[Table]:
@@ -124,7 +121,7 @@ def _parts(table: Table, width: int) -> list[Table]:
         return [table]
     chosen = [[1]]
     for column in range(2, len(table.columns)):
-        if _widths(_to_rich(_columns(table, [0, *chosen[-1], column]), separator="\n")).minimum <= width:
+        if _widths(_columns(table, [0, *chosen[-1], column]), separator="\n").minimum <= width:
             chosen[-1].append(column)
         else:
             chosen.append([column])
@@ -132,6 +129,16 @@ def _parts(table: Table, width: int) -> list[Table]:
     parts[0] = replace(parts[0], title=table.title)
     parts[-1] = replace(parts[-1], notes=table.notes)
     return parts
+
+
+def _least_width(table: Table, at: int, separator: str) -> int | None:
+    """Of a column: Rich would rather cut figures off than words, and the first is what a row is found by."""
+    column = table.columns[at]
+    if at and not column.numeric:
+        return None
+    cells = [row[at] for row in _all_rows(table) if at < len(row)]
+    longest = max(map(len, [column.title, *(line for cell in cells for line in _lines(cell, separator))]))
+    return longest if column.numeric else min(longest, _WIDEST_NAME)
 
 
 def _lines(cell: Cell, separator: str) -> list[str]:
@@ -163,15 +170,11 @@ def _to_rich(table: Table, *, separator: str) -> rich.table.Table:
         title_style="bold",
     )
     for at, column in enumerate(table.columns):
-        cells = [row[at] for row in _all_rows(table) if at < len(row)]
-        lines = [column.title, *(line for cell in cells for line in _lines(cell, separator))]
-        # Rich would rather cut figures off than words; and the first column is what a row is found by.
-        least = max(map(len, lines)) if column.numeric else min(_WIDEST_NAME, max(map(len, lines))) if at == 0 else None
         shown.add_column(
             Text(column.title),
             justify="right" if column.numeric else "left",
             no_wrap=column.numeric,
-            min_width=least,
+            min_width=_least_width(table, at, separator),
             vertical="top",
         )
     tones = {"good": "green", "bad": "red", "": ""}

@@ -13,8 +13,6 @@ __all__ = ["model_card"]
 
 def model_card(description: Description, recipe: Recipe, result: Mapping[str, Any]) -> str:
     """Markdown for the README beside a file of weights."""
-    classes = description.classes
-    named = ", ".join(classes[:20]) + (", ..." if len(classes) > 20 else "")
     figures = [
         ("validation top-1", _percent(result.get("top1"))),
         ("validation top-5", _percent(result.get("top5"))),
@@ -30,7 +28,7 @@ def model_card(description: Description, recipe: Recipe, result: Mapping[str, An
     averaged = f" These are the moving average of the weights (decay {recipe.ema})." if recipe.ema else ""
     return f"""# {description.model} on {description.data}
 
-{len(classes)} classes: {named}.
+{len(description.classes)} classes: {description.some_classes()}.
 
 {_prepared(description)}, and normalised with mean {_listed(description.mean)} and standard deviation \
 {_listed(description.std)}.
@@ -43,7 +41,7 @@ The figures are those after the last epoch.{averaged}
 
 ## How it was trained
 
-With these settings in recipe.yaml, this repeats the run:
+With these settings in recipe.yaml, this trains it again:
 
 ```
 kronattn train --config recipe.yaml --data PATH

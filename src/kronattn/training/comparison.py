@@ -121,9 +121,11 @@ def _check_same_recipe(one: Plan) -> None:
 
 def measure_alone(plans: Sequence[Plan], epochs: int) -> dict[str, dict[str, Any]]:
     """Train each network once more for a few epochs, with the device to itself: images a second, and peak memory."""
-    first = {one.recipe.model.name: one.recipe for one in reversed(plans)}
+    recipes: dict[str, Recipe] = {}
+    for one in plans:
+        recipes.setdefault(one.recipe.model.name, one.recipe)
     found = {}
-    for name, recipe in first.items():
+    for name, recipe in recipes.items():
         with tempfile.TemporaryDirectory() as folder:
             result = train(replace(recipe, epochs=epochs, validate_every=epochs), folder=Path(folder) / "run")
         found[name] = {key: result[key] for key in ("images_per_second", "waiting_for_data", "peak_bytes")}
