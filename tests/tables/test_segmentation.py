@@ -166,3 +166,13 @@ class TestCommand:
         assert captured.out == ""
         assert captured.err.count("\n") == 1
         assert message in captured.err
+
+
+def test_results_are_looked_for_where_compare_leaves_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_results() == {}
+    (tmp_path / "results").mkdir()
+    run = {"model": "deeplabv2_attn", "pixel_accuracy": 0.9, "mean_iou": 0.6}
+    (tmp_path / "results" / "camvid.json").write_text(json.dumps({"runs": [run, {**run, "mean_iou": 0.8}]}))
+    assert read_results()["deeplabv2_attn"].mean_iou == pytest.approx(0.7)
+    assert read_results()["deeplabv2_attn"].runs == 2

@@ -131,9 +131,7 @@ def segmentation(
         raise ValueError(f"--memory-budget must be positive, got {memory_budget}")
     if output is not None:
         check_figure(output)
-    usual = Path("results", "camvid.json")
-    found = results or (usual if usual.is_file() else None)
-    ours = {} if found is None else read_results(found)
+    ours = read_results(results)
 
     counted = count_networks(chosen, backbone=backbone)
     channels, stride = counted[0].channels, counted[0].stride

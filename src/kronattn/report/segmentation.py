@@ -11,6 +11,7 @@ from kronattn.tables.segmentation import (
     count_networks,
     draw_heads,
     measure_heads,
+    read_results,
     segmentation_tables,
 )
 
@@ -43,7 +44,7 @@ def build(settings: Settings) -> Content:
         "Time and memory of segmentation heads against the image's size: regular attention grows fastest, Kronecker "
         "attention slowest.",
     )
-    tables = segmentation_tables(counted, costs, {}, backbone=_BACKBONE)
+    tables = segmentation_tables(counted, costs, read_results(), backbone=_BACKBONE)
     return Content(_INTRODUCTION, tables, [drawing], _highlights(costs, max(sizes)))
 
 

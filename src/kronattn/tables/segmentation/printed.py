@@ -23,6 +23,9 @@ class Accuracy:
     runs: int = 1
 
 
+# Where `kronattn compare` on CamVid leaves its results.
+USUAL = Path("results", "camvid.json")
+
 # On the validation images of PASCAL VOC 2012.
 PRINTED = {
     "deeplabv2_aspp": Accuracy(0.944, 0.751),
@@ -32,11 +35,11 @@ PRINTED = {
 }
 
 
-def read_results(path: str | Path) -> dict[str, Accuracy]:
+def read_results(path: str | Path | None = None) -> dict[str, Accuracy]:
     """Read what training runs found: the mean over the runs of each network.
 
-    The file is one JSON object whose ``runs`` hold ``model``, ``pixel_accuracy`` and ``mean_iou`` (from 0 to 1), one
-    for each run.
+    By default from results/camvid.json, where that is there. The file is one JSON object whose ``runs`` hold ``model``,
+    ``pixel_accuracy`` and ``mean_iou`` (from 0 to 1), one for each run.
 
     Example:
         >>> read_results("nowhere.json")
@@ -44,7 +47,9 @@ def read_results(path: str | Path) -> dict[str, Accuracy]:
         ...
         FileNotFoundError: there is no file nowhere.json
     """
-    path = Path(path)
+    if path is None and not USUAL.is_file():
+        return {}
+    path = Path(path or USUAL)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:

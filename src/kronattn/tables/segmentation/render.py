@@ -54,7 +54,8 @@ def _network_table(counted: Sequence[Counted], ours: Mapping[str, Accuracy], bac
     notes = [
         f"Backbone: {backbone} at output stride {counted[0].stride}. GMAdd: 10⁹ multiply-adds for one image, in "
         f"evaluation. Grey: as printed, on PASCAL VOC 2012 from weights pretrained on ImageNet and MS-COCO. Ours: on "
-        f"CamVid from random weights ({from_runs}). The two do not compare with each other, the rows of each do."
+        f"CamVid from random weights, with the backbone of recipes/camvid ({from_runs}). The two do not compare with "
+        "each other, the rows of each do."
     ]
     return Table("Table 6: DeepLabV2 with four heads", columns, [Group("", rows)], notes)
 
