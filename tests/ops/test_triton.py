@@ -205,6 +205,37 @@ class TestPieces:
         (exact,) = torch.autograd.grad(reference.axis_averages(wide), wide, weights.double())
         assert relative_error(gradient, exact) < 1e-2
 
+    @pytest.mark.parametrize("grid", [(5, 6), (9, 65)], ids=str)
+    @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_averages_of_more_channels_than_attention_takes(self, grid, layout, dtype, monkeypatch):
+        from kronattn.ops.triton import eager
+
+        kernels = dataclasses.replace(BACKENDS["triton"], worth_it=lambda *_: True)
+        monkeypatch.setitem(backends.BACKENDS, "triton", kernels)
+        calls = []
+        real = eager.averages_forward
+        monkeypatch.setattr(eager, "averages_forward", lambda *a, **k: calls.append(a) or real(*a, **k))
+        x = noise(2, 1032, *grid, dtype=dtype, layout=layout).requires_grad_()
+        chosen = choose_backend("auto", x, x, x)
+        assert chosen is BACKENDS["torch"]
+        tokens = backends.axis_averages(x, chosen)
+        assert len(calls) == 1
+        assert tokens.dtype == torch.float32
+        assert relative_error(tokens, reference.axis_averages(x.double())) < 1e-5
+        weights = noise(*tokens.shape, seed=1)
+        (gradient,) = torch.autograd.grad(tokens, x, weights)
+        wide = x.detach().double().requires_grad_()
+        (exact,) = torch.autograd.grad(reference.axis_averages(wide), wide, weights.double())
+        assert relative_error(gradient, exact) < TOLERANCE[dtype]
+
+    def test_averages_in_a_captured_graph_are_the_backend_s(self, monkeypatch):
+        kernels = dataclasses.replace(BACKENDS["triton"], worth_it=lambda *_: True)
+        monkeypatch.setitem(backends.BACKENDS, "triton", kernels)
+        monkeypatch.setattr(backends, "is_captured", lambda: True)
+        x = noise(1, 600, 3, 4)
+        torch.testing.assert_close(backends.axis_averages(x, BACKENDS["torch"]), plain.axis_averages(x), rtol=0, atol=0)
+
     @pytest.mark.parametrize("path", ["several", "blocks"])
     @pytest.mark.parametrize("mode", MODES)
     def test_bias_and_skip(self, mode, path, paths):

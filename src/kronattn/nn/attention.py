@@ -14,7 +14,7 @@ from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.nn.fx import traced_as_one_node
 from kronattn.ops.attend import is_captured
 from kronattn.ops.attention import pool_grid
-from kronattn.ops.backends import choose_backend
+from kronattn.ops.backends import axis_averages, choose_backend
 from kronattn.ops.checks import check_heads, check_mode, check_scale, check_triple
 from kronattn.ops.plain import attend_positions
 
@@ -194,13 +194,13 @@ class KroneckerAttention(GridAttention):
             output = self._at_once(backend.layer, query, added)
             if output is not None:
                 return output
-        key_averages = backend.axis_averages(key)
-        value_averages = key_averages if value is key else backend.axis_averages(value)
+        key_averages = axis_averages(key, backend)
+        value_averages = key_averages if value is key else axis_averages(value, backend)
         query_averages = key_averages if query is key else None
         keys, values = _mapped(key_averages, self.key_map), _mapped(value_averages, self.value_map)
         if self.mode == "qkv":
             if query_averages is None:
-                query_averages = backend.axis_averages(query)
+                query_averages = axis_averages(query, backend)
             queries = _mapped(query_averages, self.query_map)
             keys, bias = self._normalised(queries, keys)
         else:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kronattn.ops import plain, reference, triton
+from kronattn.ops.attend import is_captured
 
-__all__ = ["BACKENDS", "Backend", "choose_backend"]
+__all__ = ["BACKENDS", "Backend", "axis_averages", "choose_backend"]
 
 
 def _serves_everything(query: Tensor, key: Tensor, value: Tensor, num_heads: int) -> str | None:
@@ -80,3 +81,15 @@ def choose_backend(
     if reason:
         raise ValueError(f"backend {name!r} cannot run here: {reason}")
     return BACKENDS[name]
+
+
+def axis_averages(x: Tensor, backend: Backend) -> Tensor:
+    """Averages of (N, C, *grid) as :func:`kronattn.axis_averages`, in float32 at least.
+
+    By the fastest backend that supports them, not always the one that attends: channels are averaged each by itself,
+    like so many heads of one channel, so there is no limit on how many there are. A captured graph keeps to
+    ``backend``.
+    """
+    if not is_captured():
+        backend = choose_backend("auto", x, x, x, num_heads=x.shape[1])
+    return backend.axis_averages(x)
