@@ -7,7 +7,7 @@ import torch
 
 from kronattn import record_coefficients
 from kronattn.explain import choose_layers, compare_operators, grid_position, parse_place
-from kronattn.nn import DenseAttention, KroneckerAttention
+from kronattn.nn import DenseAttention, KroneckerAttention, KroneckerSegmentationHead
 from tests.trained import network
 
 
@@ -53,3 +53,13 @@ def test_places_and_layers():
         choose_layers(comparisons, "10")
     with pytest.raises(ValueError, match="no attention layer"):
         choose_layers(compare_operators(network("mobilenetv2"), torch.randn(1, 3, 64, 64)), None)
+
+
+def test_a_segmentation_head_which_reads_classes_off_the_values():
+    torch.manual_seed(0)
+    head = KroneckerSegmentationHead(16, 3, "qkv").eval()
+    (found,) = compare_operators(head, torch.randn(1, 16, 5, 6))
+    assert found.own == "qkv"
+    for call in found.calls.values():
+        # The layer's own output, whatever the head makes of it.
+        assert call.output().shape == (1, 4, 5, 6)

@@ -197,12 +197,14 @@ class TestResNet:
         c, w, k, side = 2048, 512, 21, 41
         m, n = side**2, 2 * side
         classifier, context = (c + w) * k + k, 3 * c * w + 1
+        values = k * w * c + n * k * c
         expected = {
             "deeplabv2_aspp": (4 * (9 * c * k + k), 4 * 9 * c * k * m),
             "deeplabv2_attn": (classifier + context, m * (c + w) * k + 3 * m * c * w + m * m * 2 * w),
-            # The query's map goes into the n keys, where it is cheaper than at m positions.
-            "deeplabv2_kao_kv": (classifier + context, m * (c + w) * k + n * 3 * c * w + m * n * (c + w)),
-            "deeplabv2_kao_qkv": (classifier + context, m * (c + w) * k + n * 3 * c * w + n * n * 2 * w),
+            # The query's map goes into the n keys, where it is cheaper than at m positions; and the context's
+            # classifier into the values, by way of their map.
+            "deeplabv2_kao_kv": (classifier + context, m * c * k + n * 2 * c * w + values + m * n * (c + k)),
+            "deeplabv2_kao_qkv": (classifier + context, m * c * k + n * 2 * c * w + values + n * n * (w + k)),
         }
         with torch.device("meta"):
             head = kronattn.create_model(name, backbone="resnet50").head.eval()

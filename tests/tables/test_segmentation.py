@@ -44,8 +44,11 @@ def test_exact_figures():
         assert (row.params, row.head_params) == (backbone + heads[network], heads[network])
     madd = {network: row.madd[321] for network, row in found.items()}
     # The backbone is the same for all, so differences are those of the heads; see test_deeplab for these by hand.
-    assert madd["deeplabv2_attn"] - madd["deeplabv2_kao_qkv"] == 3 * (41**2 - 82) * 2048 * 512 + 1024 * (41**4 - 82**2)
-    assert madd["deeplabv2_kao_kv"] - madd["deeplabv2_kao_qkv"] == 82 * (41**2 * 2560 - 82 * 1024)
+    m, n, c, w, k = 41**2, 82, 2048, 512, 21
+    regular = 3 * m * c * w + 2 * m * m * w + m * w * k
+    rows_and_columns = 2 * n * c * w + k * w * c + n * k * c + n * n * (w + k)
+    assert madd["deeplabv2_attn"] - madd["deeplabv2_kao_qkv"] == regular - rows_and_columns
+    assert madd["deeplabv2_kao_kv"] - madd["deeplabv2_kao_qkv"] == n * (m * (c + k) - n * (w + k))
 
 
 def test_built_attention_is_dense_attention():

@@ -17,6 +17,7 @@ from kronattn.nn.recorded import RecordedAttention
 __all__ = ["LABELS", "MODES", "Comparison", "compare_operators"]
 
 MODES = ("kv", "qkv", "regular")
+_SEEN = ("query", "key", "value")
 LABELS = {"kv": "KAO_KV", "qkv": "KAO_QKV", "regular": "regular"}
 
 
@@ -66,8 +67,9 @@ def _inputs_of_layers(model: nn.Module) -> Iterator[list[tuple[str, GridAttentio
 
     def keep(name: str) -> Any:
         def hook(layer: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-            given = {**dict(zip(("query", "key", "value"), arguments, strict=False)), **options}
-            found.append((name, layer, {k: x.clone() for k, x in given.items() if k != "added" and x is not None}))
+            given = {**dict(zip(_SEEN, arguments, strict=False)), **options}
+            # What becomes of the output is nothing that attention looks at.
+            found.append((name, layer, {k: x.clone() for k, x in given.items() if k in _SEEN and x is not None}))
 
         return hook
 

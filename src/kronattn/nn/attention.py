@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.nn.fx import traced_as_one_node
-from kronattn.ops.attend import is_captured
+from kronattn.ops.attend import at_least_float32, is_captured
 from kronattn.ops.attention import pool_grid
-from kronattn.ops.backends import axis_averages, choose_backend
+from kronattn.ops.backends import Backend, axis_averages, choose_backend
 from kronattn.ops.checks import check_heads, check_mode, check_scale, check_triple
 from kronattn.ops.plain import attend_positions
 
@@ -147,6 +147,9 @@ class KroneckerAttention(GridAttention):
     Shape:
         query (N, channels, *grid), and key and value (N, channels, *other_grid) where given, to
         (N, out_channels, *grid); ``added``, of that shape, is added to the result (a skip connection).
+        With ``read_out``, (K, out_channels), the result is that linear map of the output, (N, K, *grid): a classifier
+        of every position, say. It is applied to the values where it can be, which are fewer, and the output never has
+        more than K channels.
 
     Example:
         >>> layer = KroneckerAttention(64, mode="qkv")
@@ -186,64 +189,114 @@ class KroneckerAttention(GridAttention):
 
     @traced_as_one_node
     def forward(
-        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, added: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        added: Tensor | None = None,
+        read_out: Tensor | None = None,
     ) -> Tensor:
         query, key, value = self._checked(query, key, value)
+        if read_out is None or self._reads_out_values(read_out):
+            return self._attend(query, key, value, added, self._value_weight(read_out))
+        output = _mapped(self._attend(query, key, value, None, self._value_weight(None)), read_out)
+        return output if added is None else output + added
+
+    def _reads_out_values(self, read_out: Tensor) -> bool:
+        """Whether a linear map of the output is taken of the values instead: they are averaged with weights alone.
+
+        Not with several heads, each of which would have all of the map's channels.
+        """
+        if read_out.dim() != 2 or read_out.shape[1] != self.out_channels:
+            raise ValueError(
+                f"read_out must be (K, {self.out_channels}), a map of the output, not of shape {tuple(read_out.shape)}"
+            )
+        return self.num_heads == 1 and read_out.shape[0] <= self.out_channels
+
+    def _value_weight(self, read_out: Tensor | None) -> Tensor | None:
+        """The map that values get: their own and, where they are read out, both in one."""
+        weight = _weight(self.value_map)
+        if read_out is None or weight is None:
+            return weight if read_out is None else read_out
+        return at_least_float32(read_out) @ at_least_float32(weight)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, value_weight: Tensor | None
+    ) -> Tensor:
         backend = choose_backend("auto", query, key, value, operator=self.mode, num_heads=self.num_heads)
         if backend.layer is not None and query is key and key is value:
-            output = self._at_once(backend.layer, query, added)
+            output = self._at_once(backend.layer, query, added, value_weight)
             if output is not None:
                 return output
+        return self._attend_fused(backend, query, key, value, added, value_weight)
+
+    def _attend_fused(
+        self,
+        backend: Backend,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        added: Tensor | None,
+        value_weight: Tensor | None,
+    ) -> Tensor:
+        """By a backend that never builds the coefficients."""
         key_averages = axis_averages(key, backend)
         value_averages = key_averages if value is key else axis_averages(value, backend)
         query_averages = key_averages if query is key else None
-        keys, values = _mapped(key_averages, self.key_map), _mapped(value_averages, self.value_map)
+        query_weight = _weight(self.query_map)
+        keys, values = _mapped(key_averages, _weight(self.key_map)), _mapped(value_averages, value_weight)
         if self.mode == "qkv":
             if query_averages is None:
                 query_averages = axis_averages(query, backend)
-            queries = _mapped(query_averages, self.query_map)
+            queries = _mapped(query_averages, query_weight)
             keys, bias = self._normalised(queries, keys)
         else:
             queries = None
             query_mean = self._mean_query(query_averages, query.shape[-1])
-            if self.query_map is not None and self._maps_keys_instead(keys):
-                keys = _weight_for(keys, self.query_map).t() @ keys
+            # Batch statistics take the square of the number of channels that queries and keys have.
+            if query_weight is not None and not self._uses_batch_statistics and self._maps_keys_instead(keys.shape[-1]):
+                keys = _mapped(keys, query_weight.t())
             else:
-                query = _mapped(query, self.query_map)
+                query = _mapped(query, query_weight)
             keys, bias = self._normalised(query, keys, query_mean)
         return backend.attend_averages(
             query, keys, values, queries=queries, num_heads=self.num_heads, key_bias=bias, added=added
         )
 
-    def _at_once(self, layer: Callable[..., Tensor | None], x: Tensor, added: Tensor | None) -> Tensor | None:
+    def _at_once(
+        self, layer: Callable[..., Tensor | None], x: Tensor, added: Tensor | None, value_weight: Tensor | None
+    ) -> Tensor | None:
         """The output by a backend that has the whole layer as one operator, where its settings allow that."""
         if self.query_map is not None or self.key_map is not None:
             return None
         state = None if self.norm is None else self.norm.state()
         if self.norm is not None and state is None:
             return None
-        weight = None if self.value_map is None else self.value_map.weight
-        return layer(x, weight, state, added, mode=self.mode, num_heads=self.num_heads, scale=self.scale)
+        return layer(x, value_weight, state, added, mode=self.mode, num_heads=self.num_heads, scale=self.scale)
 
     def _mean_query(self, averages: Tensor | None, width: int) -> Tensor | None:
         """(N, C, 1), from averages that are at hand and where batch statistics ask for it: saves a pass.
 
         The mean of all queries is that of the last axis's averages, which stand first.
         """
-        if averages is None or self.norm is None or not self.norm.uses_batch_statistics:
+        if averages is None or not self._uses_batch_statistics:
             return None
-        return _mapped(averages[..., :width].mean(dim=-1, keepdim=True), self.query_map)
+        return _mapped(averages[..., :width].mean(dim=-1, keepdim=True), _weight(self.query_map))
 
-    def _maps_keys_instead(self, keys: Tensor) -> bool:
+    @property
+    def _uses_batch_statistics(self) -> bool:
+        return self.norm is not None and self.norm.uses_batch_statistics
+
+    def _maps_keys_instead(self, count: int) -> bool:
         """Whether (WQ)ᵀK is cheaper as Qᵀ(WᵀK): it leaves the full tensor alone and touches only the averages.
 
-        Not with several heads, whose keys would each grow to all channels; nor for batch statistics, which take
-        the square of the number of channels that queries and keys have.
+        Not with several heads, whose keys would each grow to all channels.
         """
-        if self.num_heads > 1 or (self.norm is not None and self.norm.uses_batch_statistics):
+        if self.num_heads > 1:
             return False
         # A captured graph is made for sizes it has yet to see, and must not be tied to those of the example.
-        count = _TYPICAL_KEYS if is_captured() else keys.shape[-1]
+        count = _TYPICAL_KEYS if is_captured() else count
         return self.channels * count <= self.qk_channels * (self.channels + count)
 
     def extra_repr(self) -> str:
@@ -307,9 +360,9 @@ class DenseAttention(GridAttention):
             pooled = pool_grid(key, self.pool)
             value = pooled if value is key else pool_grid(value, self.pool)
             key = pooled
-        query = _mapped(query, self.query_map)
-        keys = _mapped(key, self.key_map).flatten(2)
-        values = _mapped(value, self.value_map).flatten(2)
+        query = _mapped(query, _weight(self.query_map))
+        keys = _mapped(key, _weight(self.key_map)).flatten(2)
+        values = _mapped(value, _weight(self.value_map)).flatten(2)
         keys, bias = self._normalised(query, keys)
         return attend_positions(query, keys, values, num_heads=self.num_heads, key_bias=bias, added=added)
 
@@ -317,19 +370,20 @@ class DenseAttention(GridAttention):
         return f"{super().extra_repr()}, pool={self.pool}"
 
 
-def _mapped(x: Tensor, linear: nn.Linear | None) -> Tensor:
+def _weight(linear: nn.Linear | None) -> Tensor | None:
+    return None if linear is None else linear.weight
+
+
+def _mapped(x: Tensor, weight: Tensor | None) -> Tensor:
     """Apply a map to the channels of (N, C, *positions), keeping them side by side where they are."""
-    if linear is None:
+    if weight is None:
         return x
+    # Averages are in float32 also where a network's weights are in half precision.
+    weight = weight if weight.dtype == x.dtype else weight.to(x.dtype)
     columns = x if x.dim() == 3 else x.flatten(2)
     if x.stride(1) == 1:
-        mapped = F.linear(columns.transpose(1, 2), _weight_for(x, linear)).transpose(1, 2)
+        mapped = F.linear(columns.transpose(1, 2), weight).transpose(1, 2)
     else:
         # A product for each sample: matmul would get there too, by way of copies.
-        mapped = torch.bmm(_weight_for(x, linear).expand(x.shape[0], -1, -1), columns)
+        mapped = torch.bmm(weight.expand(x.shape[0], -1, -1), columns)
     return mapped if x.dim() == 3 else mapped.unflatten(2, x.shape[2:])
-
-
-def _weight_for(x: Tensor, linear: nn.Linear) -> Tensor:
-    """A map's weight in x's dtype: averages are in float32 also where a network's weights are in half precision."""
-    return linear.weight if linear.weight.dtype == x.dtype else linear.weight.to(x.dtype)

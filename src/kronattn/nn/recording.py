@@ -113,7 +113,10 @@ class _Recorder:
             # What the layer saw, in autocast's dtype where that is on; products of it are taken in full precision.
             seen = layer._checked(*(given.get(name) for name in ("query", "key", "value")))
             with without_autocast(seen[0]):
-                self.recording._calls.append(self._recorded(layer, *(wide(x) for x in seen)))
+                call = self._recorded(layer, *(wide(x) for x in seen))
+                if given.get("read_out") is not None:
+                    call.read_out = wide(given["read_out"]).to(call.values.dtype)
+                self.recording._calls.append(call)
         self.norm = None
 
     def _recorded(self, layer: GridAttention, query: Tensor, key: Tensor, value: Tensor) -> RecordedAttention:

@@ -168,9 +168,13 @@ class _AttentionHead(_Head):
         self.classifier = _classifier(self.in_channels, num_classes, **like)
         self.context_classifier = _classifier(self.width, num_classes, bias=False, **like)
 
+    def context_scores(self, features: Tensor) -> Tensor:
+        """The part of the scores that is read off the context: (N, in_channels, h, w) to (N, num_classes, h, w)."""
+        return _pointwise(self.context_classifier, self.attn(features))
+
     def scores(self, features: Tensor) -> Tensor:
         # One 1×1 convolution of both side by side, as a sum of two: nothing is copied to be concatenated.
-        return _pointwise(self.classifier, features) + _pointwise(self.context_classifier, self.attn(features))
+        return _pointwise(self.classifier, features) + self.context_scores(features)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.num_classes}, width={self.width}"
@@ -227,6 +231,9 @@ class KroneckerSegmentationHead(_AttentionHead):
             device=device,
             dtype=dtype,
         )
+
+    def context_scores(self, features: Tensor) -> Tensor:
+        return self.attn(features, read_out=self.context_classifier.weight.flatten(1))
 
 
 class DenseSegmentationHead(_AttentionHead):
