@@ -12,10 +12,13 @@ from torch import Tensor, nn
 
 from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.nn.fx import traced_as_one_node
+from kronattn.ops import built, gpu
 from kronattn.ops.attend import at_least_float32, is_captured
 from kronattn.ops.attention import pool_grid
+from kronattn.ops.autocast import without_autocast
 from kronattn.ops.backends import Backend, axis_averages, choose_backend
 from kronattn.ops.checks import check_heads, check_mode, check_scale, check_triple
+from kronattn.ops.grid import spread
 from kronattn.ops.plain import attend_positions
 
 __all__ = ["DenseAttention", "KroneckerAttention"]
@@ -219,7 +222,8 @@ class KroneckerAttention(GridAttention):
         weight = _weight(self.value_map)
         if read_out is None or weight is None:
             return weight if read_out is None else read_out
-        return at_least_float32(read_out) @ at_least_float32(weight)
+        # A GPU multiplies half precision at its best as it is; elsewhere nothing is gained by rounding the product.
+        return read_out @ weight if gpu.on_gpu(weight) else at_least_float32(read_out) @ at_least_float32(weight)
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, value_weight: Tensor | None
@@ -229,6 +233,10 @@ class KroneckerAttention(GridAttention):
             output = self._at_once(backend.layer, query, added, value_weight)
             if output is not None:
                 return output
+        if self._builds_coefficients(query, key):
+            with without_autocast(query):
+                output = self._attend_built(backend, query, key, value, value_weight)
+            return output if added is None else output + added
         return self._attend_fused(backend, query, key, value, added, value_weight)
 
     def _attend_fused(
@@ -263,6 +271,45 @@ class KroneckerAttention(GridAttention):
         return backend.attend_averages(
             query, keys, values, queries=queries, num_heads=self.num_heads, key_bias=bias, added=added
         )
+
+    def _builds_coefficients(self, query: Tensor, key: Tensor) -> bool:
+        if self.num_heads > 1 or self.coefficient_norm == "batch_per_key":
+            return False
+        grid = query.shape[2:]
+        return gpu.builds_coefficients(query, sum(grid) if self.mode == "qkv" else math.prod(grid), sum(key.shape[2:]))
+
+    def _attend_built(
+        self, backend: Backend, query: Tensor, key: Tensor, value: Tensor, value_weight: Tensor | None
+    ) -> Tensor:
+        """With the coefficients built, in the features' own precision; see :mod:`kronattn.ops.built`."""
+        grid, count = query.shape[2:], sum(key.shape[2:])
+        key_columns = _deviations(key, backend)
+        value_columns = key_columns if value is key else _deviations(value, backend)
+        keys = _mapped(key_columns, _weight(self.key_map))
+        values = built.restored(_mapped(value_columns, value_weight), count)
+        query_weight = _weight(self.query_map)
+        if self.mode == "qkv":
+            query_columns = key_columns if query is key else _deviations(query, backend)
+            queries = at_least_float32(built.restored(_mapped(query_columns, query_weight), sum(grid)))
+            # Of rows and columns there are so few that their coefficients need not be rounded.
+            keys, values = at_least_float32(keys), at_least_float32(values)
+        else:
+            queries = query.flatten(2)
+        if self.scale != 1:
+            keys = keys * self.scale
+        if self.norm is not None and not self._uses_batch_statistics:
+            keys = (keys * self.norm(queries.unsqueeze(1), keys.unsqueeze(1))[0]).to(keys.dtype)
+        if self.mode == "kv" and query_weight is not None and self._maps_keys_instead(count):
+            keys = _mapped(keys, query_weight.t())
+        elif self.mode == "kv":
+            queries = _mapped(queries, query_weight)
+        apart, shared = built.coefficients(queries, keys, count)
+        scale = None
+        if self.norm is not None and self._uses_batch_statistics:
+            moments = built.built_moments(apart, shared)
+            scale, _ = self.norm(queries.unsqueeze(1), keys.unsqueeze(1), moments=moments)
+        output = built.attend(apart, values, scale).to(query.dtype)
+        return spread(output, grid) if self.mode == "qkv" else output.unflatten(2, grid)
 
     def _at_once(
         self, layer: Callable[..., Tensor | None], x: Tensor, added: Tensor | None, value_weight: Tensor | None
@@ -372,6 +419,11 @@ class DenseAttention(GridAttention):
 
 def _weight(linear: nn.Linear | None) -> Tensor | None:
     return None if linear is None else linear.weight
+
+
+def _deviations(x: Tensor, backend: Backend) -> Tensor:
+    """Averages of (N, C, *grid) as :func:`kronattn.ops.built.deviations`, in x's dtype."""
+    return built.deviations(axis_averages(x, backend)).to(x.dtype)
 
 
 def _mapped(x: Tensor, weight: Tensor | None) -> Tensor:

@@ -56,13 +56,16 @@ class CoefficientNorm(nn.Module):
         if self.bn.bias is not None:
             nn.init.zeros_(self.bn.bias)
 
-    def forward(self, query: Tensor, key: Tensor, query_mean: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, query: Tensor, key: Tensor, query_mean: Tensor | None = None, *, moments: Moments | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """What to multiply the keys by, and what to add to each key's coefficients.
 
         Args:
             query: (N, H, d, m) queries as columns.
             key: (N, H, d, n) keys as columns.
             query_mean: (N, H, d, 1), each sample's mean query where it is known already: saves a pass.
+            moments: of KᵀQ where it was built.
 
         Returns:
             scale: (H, 1, 1), or (H, 1, n) with ``num_keys``: batch norm of KᵀQ is (scale·K)ᵀQ + bias.
@@ -75,7 +78,7 @@ class CoefficientNorm(nn.Module):
             )
         if self.uses_batch_statistics and query.shape[0]:
             with without_autocast(query):
-                mean, variance = self._batch_statistics(query, key, query_mean)
+                mean, variance = self._batch_statistics(query, key, query_mean, moments)
         else:
             mean, variance = self._running_statistics(query)
         scale = torch.rsqrt(variance + self.bn.eps)
@@ -108,8 +111,11 @@ class CoefficientNorm(nn.Module):
             bn.weight, bn.running_mean, bn.running_var, bn.num_batches_tracked, bn.momentum, bn.eps, bn.training
         )
 
-    def _batch_statistics(self, query: Tensor, key: Tensor, query_mean: Tensor | None) -> tuple[Tensor, Tensor]:
-        moments = coefficient_moments(query, key, per_key=self.num_keys is not None, query_mean=query_mean)
+    def _batch_statistics(
+        self, query: Tensor, key: Tensor, query_mean: Tensor | None, moments: Moments | None
+    ) -> tuple[Tensor, Tensor]:
+        if moments is None:
+            moments = coefficient_moments(query, key, per_key=self.num_keys is not None, query_mean=query_mean)
         mean, squares = moments.mean.flatten(), moments.squares.flatten()
         members: int | Tensor = moments.members
         if self.bn.training and self._shares_statistics():
@@ -146,7 +152,7 @@ class CoefficientNorm(nn.Module):
         bn.num_batches_tracked.add_(1)
         weight: float | Tensor = bn.momentum if bn.momentum is not None else 1.0 / bn.num_batches_tracked.float()
         for running, current in ((bn.running_mean, mean), (bn.running_var, variance)):
-            running.copy_(running + weight * (current.to(running.dtype) - running))
+            running.lerp_(current.to(running.dtype), weight)
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, num_keys={self.num_keys}"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kronattn.nn.attention import DenseAttention, KroneckerAttention
 from kronattn.nn.fx import traced_as_one_node
+from kronattn.ops import gpu
 from kronattn.ops.attend import is_captured
 
 __all__ = ["AtrousPyramidHead", "DenseSegmentationHead", "KroneckerSegmentationHead", "resize_scores"]
@@ -233,7 +234,10 @@ class KroneckerSegmentationHead(_AttentionHead):
         )
 
     def context_scores(self, features: Tensor) -> Tensor:
-        return self.attn(features, read_out=self.context_classifier.weight.flatten(1))
+        weight = self.context_classifier.weight.flatten(1)
+        # Fused attention, too, wants the channels of its values in eights.
+        weight = _aligned_rows(weight) if gpu.on_gpu(features) else weight
+        return self.attn(features, read_out=weight)[:, : self.num_classes]
 
 
 class DenseSegmentationHead(_AttentionHead):
@@ -292,7 +296,17 @@ def _classifier(
 def _pointwise(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """A 1×1 convolution that leaves x where it is. With positions side by side, a convolution would copy all of x, by
     far the largest tensor here, into the other order first; a matrix product does not. A compiler sees to it itself."""
+    if gpu.multiplies_rows(x):
+        bias = None if conv.bias is None else _aligned_rows(conv.bias)
+        product = F.linear(x.permute(0, 2, 3, 1), _aligned_rows(conv.weight.flatten(1)), bias)
+        return product[..., : conv.out_channels].permute(0, 3, 1, 2)
     if x.stride(1) == 1 or is_captured():
         return conv(x)
     product = torch.bmm(conv.weight.flatten(1).expand(x.shape[0], -1, -1), x.flatten(2)).unflatten(2, x.shape[2:])
     return product if conv.bias is None else product + conv.bias[:, None, None].to(product.dtype)
+
+
+def _aligned_rows(x: Tensor) -> Tensor:
+    """Weights for a few outputs more than asked for, all zeros, so that a GPU takes its fast products."""
+    more = gpu.aligned(x.shape[0]) - x.shape[0]
+    return F.pad(x, (*[0, 0] * (x.dim() - 1), 0, more)) if more else x
