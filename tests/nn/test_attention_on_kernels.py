@@ -8,9 +8,9 @@ import dataclasses
 import pytest
 import torch
 
-from kronattn.nn import KroneckerAttention
-from kronattn.ops import backends
-from tests.ops.cases import lay_out
+from kronattn.nn import KroneckerAttention, KroneckerSegmentationHead
+from kronattn.ops import backends, gpu
+from tests.ops.cases import TOLERANCE, lay_out, poison_empty, relative_error
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -52,3 +52,32 @@ def test_equals_the_plain_layer(mode, layout, options, training, kernels, monkey
         results.append([y.detach(), leaf.grad, *(p.grad for p in module.parameters()), *module.buffers()])
     for fused, expected in zip(*results, strict=True):
         torch.testing.assert_close(fused, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["kv", "qkv"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_head_too_wide_for_them_averages_by_the_kernel(mode, layout, dtype, training, kernels, monkeypatch):
+    from kronattn.ops.triton import eager, operators
+
+    poison_empty(monkeypatch)
+    seen = []
+    for owner, name in ((eager, "averages_forward"), (operators, "outer_sum_forward"), (eager, "outer_sum_forward")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, real=real, name=name, **k: seen.append(name) or real(*a, **k))
+    torch.manual_seed(0)
+    head = KroneckerSegmentationHead(520, 5, mode, width=64).to(DEVICE, dtype).train(training)
+    exact = copy.deepcopy(head).double()
+    x = lay_out(torch.randn(2, 520, 3, 5, device=DEVICE).relu().to(dtype), layout)
+    results = []
+    for module, on_gpu in ((head, True), (exact, False)):
+        monkeypatch.setattr(gpu, "on_gpu", lambda x, on_gpu=on_gpu: on_gpu)
+        leaf = x.to(module.classifier.weight.dtype).detach().clone(memory_format=torch.preserve_format).requires_grad_()
+        scores = module(leaf)
+        results.append(
+            [scores, *torch.autograd.grad(scores.square().sum(), [leaf, *module.attn.value_map.parameters()])]
+        )
+    assert seen == ["averages_forward", "outer_sum_forward"]
+    for found, expected in zip(*results, strict=True):
+        assert relative_error(found, expected) < TOLERANCE[dtype]

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.nn.fx import traced_as_one_node
-from kronattn.ops import built, gpu
+from kronattn.ops import built, built_layer, gpu
 from kronattn.ops.attend import at_least_float32, is_captured
 from kronattn.ops.attention import pool_grid
 from kronattn.ops.autocast import without_autocast
-from kronattn.ops.backends import Backend, axis_averages, choose_backend
+from kronattn.ops.backends import Backend, averages_backend, axis_averages, choose_backend
 from kronattn.ops.checks import check_heads, check_mode, check_scale, check_triple
 from kronattn.ops.grid import spread
 from kronattn.ops.plain import attend_positions
@@ -283,6 +283,10 @@ class KroneckerAttention(GridAttention):
     ) -> Tensor:
         """With the coefficients built, in the features' own precision; see :mod:`kronattn.ops.built`."""
         grid, count = query.shape[2:], sum(key.shape[2:])
+        settings = self._settings_of_built(backend, query, key, value)
+        if settings is not None:
+            weights = _weight(self.query_map), _weight(self.key_map), value_weight
+            return built_layer.self_attention(query, *weights, settings)
         key_columns = _deviations(key, backend)
         value_columns = key_columns if value is key else _deviations(value, backend)
         keys = _mapped(key_columns, _weight(self.key_map))
@@ -310,6 +314,21 @@ class KroneckerAttention(GridAttention):
             scale, _ = self.norm(queries.unsqueeze(1), keys.unsqueeze(1), moments=moments)
         output = built.attend(apart, values, scale).to(query.dtype)
         return spread(output, grid) if self.mode == "qkv" else output.unflatten(2, grid)
+
+    def _settings_of_built(
+        self, backend: Backend, query: Tensor, key: Tensor, value: Tensor
+    ) -> built_layer.Settings | None:
+        """For an image's self-attention in training, whose gradient is known by hand; None for anything else."""
+        if not (query is key and key is value and query.dim() == 4 and self.scale == 1):
+            return None
+        if not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return None
+        state = None if self.norm is None else self.norm.state()
+        if self.norm is not None and (state is None or not state.of_the_batch):
+            return None
+        if self.mode == "kv" and self.query_map is not None and not self._maps_keys_instead(sum(key.shape[2:])):
+            return None
+        return built_layer.Settings(self.mode, state, averages_backend(query, backend))
 
     def _at_once(
         self, layer: Callable[..., Tensor | None], x: Tensor, added: Tensor | None, value_weight: Tensor | None

@@ -235,9 +235,10 @@ class KroneckerSegmentationHead(_AttentionHead):
 
     def context_scores(self, features: Tensor) -> Tensor:
         weight = self.context_classifier.weight.flatten(1)
+        if not gpu.on_gpu(features):
+            return self.attn(features, read_out=weight)
         # Fused attention, too, wants the channels of its values in eights.
-        weight = _aligned_rows(weight) if gpu.on_gpu(features) else weight
-        return self.attn(features, read_out=weight)[:, : self.num_classes]
+        return self.attn(features, read_out=_aligned_rows(weight))[:, : self.num_classes]
 
 
 class DenseSegmentationHead(_AttentionHead):

@@ -10,7 +10,7 @@ from torch import Tensor
 from kronattn.ops import plain, reference, triton
 from kronattn.ops.attend import is_captured
 
-__all__ = ["BACKENDS", "Backend", "axis_averages", "choose_backend"]
+__all__ = ["BACKENDS", "Backend", "averages_backend", "axis_averages", "choose_backend"]
 
 
 def _serves_everything(query: Tensor, key: Tensor, value: Tensor, num_heads: int) -> str | None:
@@ -28,13 +28,14 @@ class Backend:
     ``refuses(query, key, value, num_heads)`` is None where the backend can run, else the reason it cannot, in
     words. ``worth_it(operator, query, key, value, num_heads)`` is whether "auto" should pick it where it can.
     ``axis_averages`` and ``attend_averages`` are the two halves of Kronecker attention, for modules that do
-    something to the averages in between. ``layer`` does all of a self-attention layer at once; it gives None for what
-    it cannot do, and is None where there is no such thing.
+    something to the averages in between; ``averages_gradient`` is that of the first. ``layer`` does all of a
+    self-attention layer at once; it gives None for what it cannot do, and is None where there is no such thing.
     """
 
     attention: Callable[..., Tensor]
     kronecker_attention: Callable[..., Tensor]
     axis_averages: Callable[[Tensor], Tensor] = plain.axis_averages
+    averages_gradient: Callable[[Tensor, Tensor, Tensor | None], Tensor] = plain.averages_gradient
     attend_averages: Callable[..., Tensor] = plain.attend_averages
     refuses: Callable[[Tensor, Tensor, Tensor, int], str | None] = _serves_everything
     worth_it: Callable[[str, Tensor, Tensor, Tensor, int], bool] = _always
@@ -48,6 +49,7 @@ BACKENDS = {
         triton.attention,
         triton.kronecker_attention,
         triton.axis_averages,
+        triton.averages_gradient,
         triton.attend_averages,
         triton.refuses,
         triton.worth_it,
@@ -83,13 +85,15 @@ def choose_backend(
     return BACKENDS[name]
 
 
-def axis_averages(x: Tensor, backend: Backend) -> Tensor:
-    """Averages of (N, C, *grid) as :func:`kronattn.axis_averages`, in float32 at least.
+def averages_backend(x: Tensor, backend: Backend) -> Backend:
+    """The fastest backend for the averages of (N, C, *grid) where ``backend`` is the one that attends.
 
-    By the fastest backend that supports them, not always the one that attends: channels are averaged each by itself,
-    like so many heads of one channel, so there is no limit on how many there are. A captured graph keeps to
-    ``backend``.
+    Not always the same: channels are averaged each by itself, like so many heads of one channel, so there is no limit
+    on how many there are. A captured graph keeps to ``backend``.
     """
-    if not is_captured():
-        backend = choose_backend("auto", x, x, x, num_heads=x.shape[1])
-    return backend.axis_averages(x)
+    return backend if is_captured() else choose_backend("auto", x, x, x, num_heads=x.shape[1])
+
+
+def axis_averages(x: Tensor, backend: Backend) -> Tensor:
+    """Averages of (N, C, *grid) as :func:`kronattn.axis_averages`, in float32 at least, by :func:`averages_backend`."""
+    return averages_backend(x, backend).axis_averages(x)

@@ -63,11 +63,9 @@ def built_moments(apart: Tensor, shared: Tensor) -> Moments:
         True
     """
     wide = torch.promote_types(apart.dtype, torch.float32)
-    shared = shared.to(wide)
-    mean = shared.mean()
+    variance, mean = torch.var_mean(shared.to(wide), correction=0)
     # What sets keys apart adds up to zero at each query, so the squares of the two parts are all there is.
-    squares = torch.linalg.vector_norm(apart, dtype=wide).square()
-    squares = squares + apart.shape[2] * (shared - mean).square().sum()
+    squares = torch.linalg.vector_norm(apart, dtype=wide).square() + variance * apart.numel()
     return Moments(apart.numel(), mean.view(1), squares.view(1))
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "attend_averages",
     "attention",
     "attention_layer",
+    "averages_gradient",
     "axis_averages",
     "kronecker_attention",
     "refuses",
@@ -44,6 +45,13 @@ def axis_averages(x: Tensor) -> Tensor:
     from kronattn.ops.triton.operators import axis_averages
 
     return axis_averages(x)
+
+
+def averages_gradient(d_averages: Tensor, like: Tensor, added: Tensor | None = None) -> Tensor:
+    """The gradient of those of an image, as :func:`kronattn.ops.plain.averages_gradient`; into ``added`` itself."""
+    from kronattn.ops.triton.operators import averages_gradient
+
+    return averages_gradient(d_averages, like, added)
 
 
 def attend_averages(*args: Any, **kwargs: Any) -> Tensor:
