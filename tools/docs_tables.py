@@ -186,6 +186,7 @@ def _comparison(name: str, more: list[tuple[str, Callable[[dict[str, Any]], str]
     ]
     if all(row["images_per_second"] for row in found["summary"]):
         columns.append(("images a second", lambda row: f"{row['images_per_second']:,.0f}"))
+        columns.append(("waiting for data", lambda row: f"{row['waiting_for_data']:.1%}"))
     lines = ["| | " + " | ".join(head for head, _ in columns) + " |", "|---|" + "---:|" * len(columns)]
     lines += [
         f"| `{row['model']}` | " + " | ".join(cell(row) for _, cell in columns) + " |" for row in found["summary"]

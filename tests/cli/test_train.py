@@ -139,7 +139,8 @@ def test_compare(recipe_file, tmp_path, capsys):
     assert main([*arguments, "--alone", "2", "--json"]) == 0
     alone = json.loads(capsys.readouterr().out)
     assert [row["images_per_second"] > 0 for row in alone["summary"]] == [True, True]
-    assert alone["summary"][0]["images_per_second"] == alone["alone"]["mobilenetv2"]["images_per_second"]
+    for name in ("images_per_second", "waiting_for_data"):
+        assert alone["summary"][0][name] == alone["alone"]["mobilenetv2"][name]
     assert "--alone must be at least 2" in error_of(capsys, [*arguments, "--alone", "1"])
     # Other settings are another comparison.
     assert "holds a run with other settings" in error_of(capsys, [*arguments, "optimiser.lr=0.5"])

@@ -50,8 +50,9 @@ def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Tab
 
     ``found`` is what ``kronattn compare`` writes.
     """
-    pixels, memory = (
-        all(row.get(key) is not None for row in found["summary"]) for key in ("pixel_accuracy", "peak_bytes")
+    pixels, memory, waiting = (
+        all(row.get(key) is not None for row in found["summary"])
+        for key in ("pixel_accuracy", "peak_bytes", "waiting_for_data")
     )
     columns = (
         Column("Network", numeric=False),
@@ -63,6 +64,7 @@ def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Tab
         Column("Params"),
         Column("MAdd"),
         Column("Images/s"),
+        *([Column("Waiting")] if waiting else []),
         *([Column("Peak MB")] if memory else []),
     )
     rows = [
@@ -75,6 +77,7 @@ def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Tab
             Cell(f"{row['parameters']:,}"),
             Cell(f"{row['madd']:,}"),
             Cell(f"{row['images_per_second']:,.0f}" if row["images_per_second"] else "–"),
+            *([Cell(f"{row['waiting_for_data']:.1%}")] if waiting else []),
             *([Cell(f"{row['peak_bytes'] / 1e6:,.0f}")] if memory else []),
         ]
         for row in found["summary"]
@@ -82,6 +85,7 @@ def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Tab
     notes = [
         "Mean ± standard deviation over seeds, after the last epoch. Differences are "
         f"to {found['baseline']}, paired by seed, in points; the interval is Student's. Params with batch norm's.",
+        *(["Waiting: the share of the time of training in which the next batch was waited for."] if waiting else []),
         *(["Several runs shared the device: there is no telling images a second."] if _shared(found) else []),
         *notes,
     ]

@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -140,8 +140,9 @@ def summarise(
 ) -> list[dict[str, Any]]:
     """For each network: mean and standard deviation of the score, and the paired difference to the baseline's.
 
-    The difference is taken seed by seed; its confidence interval is Student's. Images a second are those of ``speeds``,
-    by network, as :func:`measure_alone` gives them; without, the median of the runs'.
+    The difference is taken seed by seed; its confidence interval is Student's. Images a second, and the share of the
+    time spent waiting for data, are those of ``speeds``, by network, as :func:`measure_alone` gives them; without, the
+    medians of the runs'.
 
     Example:
         >>> run = {"images_per_second": None, "parameters": 1, "madd": 1}
@@ -158,10 +159,7 @@ def summarise(
     summary = []
     for model, runs in by_model.items():
         scores = [run[score] for run in runs.values()]
-        if speeds is None:
-            measured = [run["images_per_second"] for run in runs.values() if run["images_per_second"]]
-        else:
-            measured = [speeds[model]["images_per_second"]] if model in speeds else []
+        timed = runs.values() if speeds is None else [speeds[model]] if model in speeds else []
         peaks = [run["peak_bytes"] for run in runs.values() if run.get("peak_bytes")]
         row: dict[str, Any] = {
             "model": model,
@@ -169,7 +167,7 @@ def summarise(
             "mean": statistics.mean(scores),
             "std": statistics.stdev(scores) if len(scores) > 1 else None,
             **{other: statistics.mean(run[other] for run in runs.values()) for other in _others(runs)},
-            "images_per_second": statistics.median(measured) if measured else None,
+            **{name: _median(run.get(name) for run in timed) for name in ("images_per_second", "waiting_for_data")},
             "peak_bytes": max(peaks) if peaks else None,
             "parameters": next(iter(runs.values()))["parameters"],
             "madd": next(iter(runs.values()))["madd"],
@@ -182,6 +180,11 @@ def summarise(
             row["difference"] = {"mean": statistics.mean(paired), "low": low, "high": high, "pairs": len(paired)}
         summary.append(row)
     return summary
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def _others(runs: Mapping[int, Mapping[str, Any]]) -> list[str]:
