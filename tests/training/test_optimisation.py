@@ -35,10 +35,11 @@ class TestHeadFactor:
 
 
 class TestMovingAverage:
-    def average(self, decay: float, values: list[float]) -> nn.BatchNorm1d:
+    def average(self, decay: float, values: list[float], watcher: MovingAverage | None = None) -> nn.BatchNorm1d:
         module = L.LightningModule()
         module.network = network = nn.BatchNorm1d(1)
-        watcher = MovingAverage(decay)
+        watcher = watcher or MovingAverage(decay)
+        watcher._latest_update_step = 0
         trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), global_step=0)
         watcher.setup(trainer, module, "fit")
         for value in values:
@@ -57,6 +58,12 @@ class TestMovingAverage:
 
     def test_first_step_is_all_there_is(self):
         assert self.average(0.9, [3.0]).weight.item() == 3.0
+
+    def test_another_run_has_tensors_of_its_own(self):
+        watcher = MovingAverage(0.9)
+        self.average(0.9, [3.0], watcher)
+        watcher._average_model = None
+        assert self.average(0.9, [4.0], watcher).weight.item() == 4.0
 
     def test_long_runs_follow_the_decay(self):
         values = torch.linspace(0, 5, 400).tolist()

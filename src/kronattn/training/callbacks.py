@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -32,8 +32,10 @@ class MovingAverage(WeightAveraging):
     def __init__(self, decay: float) -> None:
         super().__init__()
         self.decay = decay
+        self._tensors: tuple[_Pair, _Pair] | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._tensors = None
         # Lightning asks the module, which is still on the CPU at this point.
         self._device = trainer.strategy.root_device
         super().setup(trainer, pl_module, stage)
@@ -49,20 +51,28 @@ class MovingAverage(WeightAveraging):
     @torch.no_grad()
     def _update(self, module: nn.Module, steps: int) -> None:
         assert self._average_model is not None
+        if self._tensors is None:
+            # Once: to find all of a network's tensors takes the host as long as a good part of a step.
+            self._tensors = _pairs(self._average_model.module, module)
         weight = 1 - min(self.decay, (1 + steps) / (10 + steps)) if steps else 1.0
-        averaged, current = list(_tensors(self._average_model.module)), list(_tensors(module))
-        torch._foreach_lerp_(_floating(averaged, True), _floating(current, True), weight)
-        if counts := _floating(averaged, False):
-            torch._foreach_copy_(counts, _floating(current, False))
+        floating, counts = self._tensors
+        torch._foreach_lerp_(*floating, weight)
+        if counts[0]:
+            torch._foreach_copy_(*counts)
         self._average_model.n_averaged += 1
 
 
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    return chain(module.parameters(), module.buffers())
+_Pair = tuple[list[Tensor], list[Tensor]]
 
 
-def _floating(tensors: Sequence[Tensor], wanted: bool) -> list[Tensor]:
-    return [tensor for tensor in tensors if tensor.is_floating_point() == wanted]
+def _pairs(averaged: nn.Module, current: nn.Module) -> tuple[_Pair, _Pair]:
+    """Tensors of both that are averaged, and those that are counts and are copied."""
+
+    def tensors(module: nn.Module, floating: bool) -> list[Tensor]:
+        return [x for x in chain(module.parameters(), module.buffers()) if x.is_floating_point() == floating]
+
+    averages, counts = ((tensors(averaged, floating), tensors(current, floating)) for floating in (True, False))
+    return averages, counts
 
 
 class StopWhenDiverging(Callback):
