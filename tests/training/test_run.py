@@ -229,3 +229,12 @@ def test_the_papers_recipe_end_to_end(folder, tmp_path, processes):
     result = json.loads(done.stdout)
     assert (result["data"], result["epochs"]) == ("imagenet", 1)
     assert load_model(tmp_path / "run" / "weights.safetensors")[1].size == 224
+
+
+@pytest.mark.parametrize(("setting", "mode"), [(True, None), ("reduce-overhead", "reduce-overhead")])
+def test_how_it_is_compiled(recipe, tmp_path, monkeypatch, setting, mode):
+    seen = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **options: seen.append(options))
+    train(replace(recipe, epochs=1, compile=setting), folder=tmp_path / "run")
+    assert seen == [{"dynamic": False, "mode": mode}]
+    assert load_recipe(tmp_path / "run" / "config.yaml").compile == setting

@@ -146,7 +146,7 @@ class Recipe:
         ema: decay of the weights' moving average, which is what is evaluated and kept; none by default.
         precision: Lightning's: "32-true", "bf16-mixed", "16-mixed".
         channels_last: keep channels side by side in memory.
-        compile: through torch.compile.
+        compile: through torch.compile; or one of its modes: "reduce-overhead" where the host is the slower part.
         sync_batch_norm: statistics over all devices' batches.
         validate_every: epochs between validations, each followed by a checkpoint.
         seed: of weights, order and augmentation.
@@ -168,7 +168,7 @@ class Recipe:
     ema: float | None = None
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     channels_last: bool = False
-    compile: bool = False
+    compile: bool | Literal["reduce-overhead", "max-autotune"] = False
     sync_batch_norm: bool = True
     validate_every: int = 1
     seed: int = 0

@@ -97,7 +97,7 @@ def train(
     if trainer.world_size > 1 and recipe.sync_batch_norm:
         synchronise_coefficient_norms(network)
     if recipe.compile:
-        network.compile(dynamic=False)
+        network.compile(dynamic=False, mode=None if recipe.compile is True else recipe.compile)
     trainer.fit(module, data, ckpt_path=last, weights_only=True)
     if trainer.interrupted:
         raise KeyboardInterrupt
