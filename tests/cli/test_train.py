@@ -109,8 +109,8 @@ def test_a_bad_image_in_a_worker_process_is_one_line(recipe_file, folder, tmp_pa
 def test_compare(recipe_file, tmp_path, capsys):
     runs, output, figure = tmp_path / "runs", tmp_path / "results" / "tiny.json", tmp_path / "tiny.svg"
     arguments = ["compare", "--config", str(recipe_file), "--models", "mobilenetv2,kanet_qkv", "--seeds", "0-1"]
-    arguments += ["--folder", str(runs), "--output", str(output), "--figure", str(figure), "--jobs", "2", "epochs=1"]
-    assert main(arguments) == 0
+    arguments += ["--folder", str(runs), "--output", str(output), "--figure", str(figure), "epochs=2"]
+    assert main([*arguments, "--jobs", "2"]) == 0
     captured = capsys.readouterr()
     assert "kanet_qkv, seed 1:" in captured.err
     assert "95%" in captured.out
@@ -126,7 +126,7 @@ def test_compare(recipe_file, tmp_path, capsys):
     assert found["summary"][1]["difference"]["pairs"] == 2
     assert [row["images_per_second"] for row in found["summary"]] == [None, None]
     assert "<svg" in figure.read_text()
-    # Once more: three runs are taken as they are, the fourth is made again.
+    # Once more: three runs are taken as they are, the fourth is made again, alone, and has a speed.
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("result.json")}
     missing = runs / "kanet_qkv-seed1"
     shutil.rmtree(missing)
@@ -135,6 +135,9 @@ def test_compare(recipe_file, tmp_path, capsys):
     assert [run["top1"] for run in again["runs"]] == [run["top1"] for run in found["runs"]]
     kept = [path for path in runs.rglob("result.json") if path.stat().st_mtime_ns == before[path]]
     assert len(kept) == 3
+    own = again["runs"][3]["images_per_second"]
+    assert own > 0
+    assert [row["images_per_second"] for row in again["summary"]] == [None, own]
     # Each by itself: now there are speeds.
     assert main([*arguments, "--alone", "2", "--json"]) == 0
     alone = json.loads(capsys.readouterr().out)

@@ -67,8 +67,6 @@ def compare(
         raise ValueError(f"no run of the baseline {baseline} came to its end: there is nothing to compare with")
     done = {result["model"] for result in results}
     speeds = measure_alone([one for one in plans if one.recipe.model.name in done], alone) if alone else None
-    if speeds is None and jobs > 1:
-        speeds = {}  # the runs' own would be those of a shared device
     found = {
         "task": recipe.task,
         "data": recipe.data.name,

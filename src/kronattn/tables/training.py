@@ -93,7 +93,7 @@ def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Tab
 
 
 def _shared(found: Mapping[str, Any]) -> bool:
-    return found["jobs"] > 1 and not found.get("alone")
+    return not found.get("alone") and any(run.get("jobs", 1) > 1 for run in found["runs"])
 
 
 def draw_comparison(found: Mapping[str, Any]) -> Figure:

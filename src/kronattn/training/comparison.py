@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kronattn.atomic import write_atomically
 from kronattn.training.recipe import Recipe, load_recipe, recipe_yaml
-from kronattn.training.run import CONFIG, read_result, train
+from kronattn.training.run import CONFIG, RESULT, read_result, train
 
 __all__ = ["Plan", "confidence_interval", "measure_alone", "parse_seeds", "plan", "run_all", "summarise"]
 
@@ -79,7 +81,7 @@ def run_all(
         _check_same_recipe(one)
     failures: dict[str, str] = {}
     with ThreadPoolExecutor(jobs) as pool:
-        waiting = {pool.submit(_run, one): one for one in plans}
+        waiting = {pool.submit(_run, one, jobs): one for one in plans}
         try:
             for done in as_completed(waiting):
                 one = waiting[done]
@@ -96,8 +98,8 @@ def run_all(
     return [result for result in found if result is not None], failures
 
 
-def _run(one: Plan) -> str:
-    """Train in another process; returns its last line of error, or nothing."""
+def _run(one: Plan, jobs: int) -> str:
+    """Train in another process, one of ``jobs``, which the result remembers; returns its last line of error, if any."""
     if read_result(one.folder) is not None:
         return ""
     one.folder.mkdir(parents=True, exist_ok=True)
@@ -107,6 +109,9 @@ def _run(one: Plan) -> str:
     with (one.folder / "log.txt").open("a") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
     if code == 0:
+        write_atomically(
+            one.folder / RESULT, json.dumps({**(read_result(one.folder) or {}), "jobs": jobs}, indent=2) + "\n"
+        )
         return ""
     lines = (one.folder / "log.txt").read_text().strip().splitlines()
     return lines[-1] if lines else f"exit code {code}"
@@ -142,7 +147,7 @@ def summarise(
 
     The difference is taken seed by seed; its confidence interval is Student's. Images a second, and the share of the
     time spent waiting for data, are those of ``speeds``, by network, as :func:`measure_alone` gives them; without, the
-    medians of the runs'.
+    medians of the runs that had the device to themselves.
 
     Example:
         >>> run = {"images_per_second": None, "parameters": 1, "madd": 1}
@@ -159,7 +164,10 @@ def summarise(
     summary = []
     for model, runs in by_model.items():
         scores = [run[score] for run in runs.values()]
-        timed = runs.values() if speeds is None else [speeds[model]] if model in speeds else []
+        if speeds is None:
+            timed = [run for run in runs.values() if run.get("jobs", 1) == 1]
+        else:
+            timed = [speeds[model]] if model in speeds else []
         peaks = [run["peak_bytes"] for run in runs.values() if run.get("peak_bytes")]
         row: dict[str, Any] = {
             "model": model,
