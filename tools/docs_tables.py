@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +122,14 @@ def insert() -> list[str]:
 
 def imagenette() -> list[str]:
     """Seven networks, one recipe."""
-    return _comparison("imagenette.json", [])
+    told = ("seeds", "score", "over the first", "parameters", "MAdd", "peak memory", "images a second")
+    return readme.comparison("imagenette.json", (*told, "waiting for data"))
 
 
 def camvid() -> list[str]:
     """Four heads, one recipe."""
-    return _comparison("camvid.json", [("pixel accuracy", lambda row: f"{100 * row['pixel_accuracy']:.1f}%")])
+    told = ("seeds", "score", "pixel accuracy", "over the first", "parameters", "MAdd", "peak memory")
+    return readme.comparison("camvid.json", (*told, "images a second", "waiting for data"))
 
 
 def camvid_test() -> list[str]:
@@ -170,40 +171,6 @@ def int8() -> list[str]:
             for row in rows
         ),
     ]
-
-
-def _comparison(name: str, more: list[tuple[str, Callable[[dict[str, Any]], str]]]) -> list[str]:
-    """What `kronattn compare` found, a line for each network."""
-    found = _read(name)
-    columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
-        ("seeds", lambda row: str(row["runs"])),
-        (found["label"], lambda row: readme.score(found, row["model"])),
-        *more,
-        ("over the first", _difference),
-        ("parameters", lambda row: f"{row['parameters']:,}"),
-        ("MAdd", lambda row: _madd(row["madd"])),
-        ("peak memory", lambda row: f"{row['peak_bytes'] / 1e9:.2f} GB"),
-    ]
-    if all(row["images_per_second"] for row in found["summary"]):
-        columns.append(("images a second", lambda row: f"{row['images_per_second']:,.0f}"))
-        columns.append(("waiting for data", lambda row: f"{row['waiting_for_data']:.1%}"))
-    lines = ["| | " + " | ".join(head for head, _ in columns) + " |", "|---|" + "---:|" * len(columns)]
-    lines += [
-        f"| `{row['model']}` | " + " | ".join(cell(row) for _, cell in columns) + " |" for row in found["summary"]
-    ]
-    return [*lines, "", readme._environment(found)]
-
-
-def _madd(count: int) -> str:
-    return f"{count / 1e9:.2f}g" if count >= 1e9 else f"{count / 1e6:.1f}m"
-
-
-def _difference(row: dict[str, Any]) -> str:
-    found = row["difference"]
-    if found is None:
-        return ""
-    interval = "" if found["low"] is None else f" ({100 * found['low']:+.2f} to {100 * found['high']:+.2f})"
-    return f"{100 * found['mean']:+.2f}{interval}"
 
 
 HEADS = {

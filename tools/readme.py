@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,9 @@ def headline() -> list[str]:
     def speed(found: dict[str, Any], how: str) -> Callable[[str], str]:
         return lambda mode: " / ".join(_ratio(found, f"kanet_{mode}", work, how) for work in ("training", "inference"))
 
-    imagenette, camvid = _read("imagenette.json"), _read("camvid.json")
+    heads = {
+        (row["work"], row["head"]): row["speedup"] for row in _read("heads-h200.json")["rows"] if row["size"] == 513
+    }
     flash = copies["attn_fused"]["forward_over_copy"]
     return [
         "| | KAO_KV, KANet_KV | KAO_QKV, KANet_QKV |",
@@ -65,15 +67,8 @@ def headline() -> list[str]:
         line("its images a second over torchvision's MobileNetV2, GPU, training / inference", speed(eager, "eager")),
         line("both compiled", speed(compiled, "compiled")),
         line(
-            f"top-1 on Imagenette from random weights, {_seeds(imagenette)}; "
-            f"MobileNetV2: {score(imagenette, 'mobilenetv2')}",
-            lambda mode: score(imagenette, f"kanet_{mode}"),
-        ),
-        line(
-            f"mean IoU on CamVid of DeepLabV2 with its head, {_seeds(camvid)}; "
-            f"ASPP: {score(camvid, 'deeplabv2_aspp')}, "
-            f"regular attention: {score(camvid, 'deeplabv2_attn')}",
-            lambda mode: score(camvid, f"deeplabv2_kao_{mode}"),
+            "a segmentation head's speed over regular attention's, 513×513 images, GPU, training / inference",
+            lambda mode: " / ".join(f"{heads[work, f'kao_{mode}']:.1f}×" for work in ("training", "inference")),
         ),
         "",
         f"{_environment(_read('operators-cpu.json'))} {_environment(gpu)}",
@@ -131,7 +126,47 @@ def kernels() -> list[str]:
     return [*lines, "", _environment(found)]
 
 
-TABLES = {"headline": headline}
+def imagenette() -> list[str]:
+    """Seven networks, one recipe."""
+    return comparison("imagenette.json", ("score", "parameters", "MAdd", "images a second"))
+
+
+def camvid() -> list[str]:
+    """Four heads, one recipe."""
+    return comparison("camvid.json", ("score", "pixel accuracy", "images a second", "peak memory"))
+
+
+TABLES = {"headline": headline, "imagenette": imagenette, "camvid": camvid}
+
+# What may be told of a network, from its row in what `kronattn compare` found.
+_TOLD: dict[str, Callable[[dict[str, Any]], str]] = {
+    "seeds": lambda row: str(row["runs"]),
+    "pixel accuracy": lambda row: f"{100 * row['pixel_accuracy']:.1f}%",
+    "over the first": lambda row: _difference(row["difference"]),
+    "parameters": lambda row: f"{row['parameters']:,}",
+    "MAdd": lambda row: f"{row['madd'] / 1e9:.2f}g" if row["madd"] >= 1e9 else f"{row['madd'] / 1e6:.1f}m",
+    "peak memory": lambda row: f"{row['peak_bytes'] / 1e9:.2f} GB",
+    "images a second": lambda row: f"{row['images_per_second']:,.0f}",
+    "waiting for data": lambda row: f"{row['waiting_for_data']:.1%}",
+}
+
+
+def comparison(name: str, told: Sequence[str]) -> list[str]:
+    """What `kronattn compare` found, a line for each network; "score" is the first thing to tell."""
+    found = _read(name)
+    heads = [found["label"] if what == "score" else what for what in told]
+    lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    for row in found["summary"]:
+        cells = [score(found, row["model"]) if what == "score" else _TOLD[what](row) for what in told]
+        lines.append(f"| `{row['model']}` | {' | '.join(cells)} |")
+    return [*lines, "", _environment(found)]
+
+
+def _difference(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    interval = "" if found["low"] is None else f" ({100 * found['low']:+.2f} to {100 * found['high']:+.2f})"
+    return f"{100 * found['mean']:+.2f}{interval}"
 
 
 def score(found: dict[str, Any], model: str) -> str:
@@ -139,11 +174,6 @@ def score(found: dict[str, Any], model: str) -> str:
     row = next(row for row in found["summary"] if row["model"] == model)
     spread = "" if row["std"] is None else f" ± {100 * row['std']:.1f}"
     return f"{100 * row['mean']:.1f}{spread}%"
-
-
-def _seeds(found: dict[str, Any]) -> str:
-    fewest = min(row["runs"] for row in found["summary"])
-    return "one seed" if fewest == 1 else f"{fewest} seeds"
 
 
 def _read(name: str) -> dict[str, Any]:
