@@ -36,14 +36,14 @@ def _layer(
     ``gain`` without ``variance``: the statistics are the batch's.
     """
     settings = _settings(x, gain, variance, mode, num_heads, scale, eps, skip)
-    parts = _empty_parts(x, weight, gain, variance, num_heads)
     y, tokens, values, _, mean, found, pulled = layer.forward(x, weight, gain, None, settings, with_gradient=True)
-    parts[0] = tokens
-    if values is not None:
-        parts[1] = values
-    if pulled is not None:
-        parts[2:] = [mean, found, pulled[0] if pulled.shape[0] == 1 else pulled.sum(dim=0)]
-    return y, parts[0], parts[1], parts[2], parts[3], parts[4]
+    if values is None:
+        values = x.new_empty(0)
+    if pulled is None:
+        mean, found, pulled = (x.new_empty(0, dtype=torch.float32) for _ in range(3))
+    else:
+        pulled = pulled[0] if pulled.shape[0] == 1 else pulled.sum(dim=0)
+    return y, tokens, values, mean, found, pulled
 
 
 @torch.library.custom_op("kronattn::layer_backward", mutates_args=())
@@ -64,15 +64,15 @@ def _layer_backward(
     eps: float,
     skip: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    nothing = [x.new_empty(0), x.new_empty(0)]
     of_batch = gain is not None and variance is None
     spread = found if of_batch else variance
     received = tokens if weight is None else values
     d_keys, d_values, d_gain, pull = token_gradients(
         d_y, x, tokens, received, spread, gain, mode, num_heads, scale, eps, of_batch
     )
-    mapped, d_weight = d_values, nothing[0]
-    if weight is not None:
+    if weight is None:
+        mapped, d_weight = d_values, x.new_empty(0)
+    else:
         rows = d_values.flatten(0, 1)
         mapped = torch.mm(rows, weight).view(tokens.shape)
         d_weight = torch.mm(rows.t(), tokens.flatten(0, 1))
@@ -80,7 +80,7 @@ def _layer_backward(
         d_y, x, tokens, received, d_keys, mapped, mean if of_batch else None, spread, gain, pull,
         pulled.unsqueeze(0) if of_batch else None, mode, num_heads, scale, eps, skip,
     )  # fmt: skip
-    return d_x, d_weight, nothing[1] if d_gain is None or gain is None else d_gain.to(gain.dtype)
+    return d_x, d_weight, x.new_empty(0) if d_gain is None or gain is None else d_gain.to(gain.dtype)
 
 
 def _settings(
@@ -89,9 +89,9 @@ def _settings(
 ) -> layer.Settings:  # fmt: skip
     norm = None
     if gain is not None:
-        # Statistics that nobody keeps: the operator must not change anything.
-        unused = torch.zeros(2, num_heads, device=x.device)
-        batches = torch.zeros((), dtype=torch.int64, device=x.device)
+        # Statistics that nobody keeps, whatever they hold: the operator must not change anything.
+        unused = torch.empty(2, num_heads, device=x.device)
+        batches = torch.empty((), dtype=torch.int64, device=x.device)
         running = unused[1] if variance is None else variance
         norm = NormState(gain, unused[0], running, batches, 0.0, eps, variance is None)
     return layer.Settings(mode, num_heads, scale, norm, skip)
