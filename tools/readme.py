@@ -140,7 +140,6 @@ TABLES = {"headline": headline, "imagenette": imagenette, "camvid": camvid}
 
 # What may be told of a network, from its row in what `kronattn compare` found.
 _TOLD: dict[str, Callable[[dict[str, Any]], str]] = {
-    "seeds": lambda row: str(row["runs"]),
     "pixel accuracy": lambda row: f"{100 * row['pixel_accuracy']:.1f}%",
     "over the first": lambda row: _difference(row["difference"]),
     "parameters": lambda row: f"{row['parameters']:,}",
@@ -159,20 +158,20 @@ def comparison(name: str, told: Sequence[str]) -> list[str]:
     for row in found["summary"]:
         cells = [score(found, row["model"]) if what == "score" else _TOLD[what](row) for what in told]
         lines.append(f"| `{row['model']}` | {' | '.join(cells)} |")
-    return [*lines, "", _environment(found)]
+    return [*lines, "", f"Seeds: {min(row['runs'] for row in found['summary'])}. {_environment(found)}"]
 
 
 def _difference(found: dict[str, Any] | None) -> str:
     if found is None:
         return ""
-    interval = "" if found["low"] is None else f" ({100 * found['low']:+.2f} to {100 * found['high']:+.2f})"
+    interval = "" if found["low"] is None else f" ({100 * found['low']:+.1f} to {100 * found['high']:+.1f})"
     return f"{100 * found['mean']:+.2f}{interval}"
 
 
 def score(found: dict[str, Any], model: str) -> str:
     """A network's mean and standard deviation over its seeds, in percent."""
     row = next(row for row in found["summary"] if row["model"] == model)
-    spread = "" if row["std"] is None else f" ± {100 * row['std']:.1f}"
+    spread = "" if row["std"] is None else f"\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{100 * row['std']:.1f}"
     return f"{100 * row['mean']:.1f}{spread}%"
 
 
