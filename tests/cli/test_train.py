@@ -164,7 +164,9 @@ def test_compare_needs_its_baseline(recipe_file, capsys):
 
 def test_bench_loader(recipe_file, tmp_path, capsys):
     output = tmp_path / "loader.json"
-    assert main(["bench", "loader", "--config", str(recipe_file), "--epochs", "2", "--output", str(output)]) == 0
+    assert main(["bench", "loader", "--config", str(recipe_file), "--epochs", "3", "--output", str(output)]) == 0
     assert "images a second" in capsys.readouterr().out
     found = json.loads(output.read_text())
-    assert found["kept"] == pytest.approx(found["images_per_second"] / found["without_data"], rel=0.01)
+    assert len(found["pairs"]) == 2
+    assert min(found["pairs"]) <= found["kept"] <= max(found["pairs"])
+    assert found["images_per_second"] > 0

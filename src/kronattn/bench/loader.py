@@ -1,56 +1,84 @@
-"""Whether data holds training back: a recipe's images a second against the same steps on one batch again and again."""
+"""Whether data holds training back: epochs with a recipe's data, by turns with epochs on one batch again and again."""
 
 from __future__ import annotations
 
+import statistics
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from kronattn.training.data import Track
-from kronattn.training.image_data import ImageData
-from kronattn.training.recipe import ClassificationData, Recipe
+from kronattn.data.transforms import ImageSettings
+from kronattn.training.callbacks import EpochSpeed, Speed
+from kronattn.training.data import Track, TrainingData
+from kronattn.training.recipe import Recipe
 from kronattn.training.run import train
+from kronattn.training.tasks import TASKS
 
 __all__ = ["bench_loader"]
 
 
-class OneBatch(ImageData):
-    """Data that costs nothing: the first batch, prepared once."""
+class _EveryOther(TrainingData):
+    """Data as it is in even epochs; in odd ones the last batch of the epoch before, which costs nothing.
 
-    _kept: tuple[Tensor, Tensor] | None = None
+    By turns within one run, so that both meet the same network, compiled once, and the same machine.
+    """
 
-    def on_after_batch_transfer(self, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> tuple[Tensor, Tensor]:
+    _kept: Any = None
+
+    def costs_nothing(self) -> bool:
+        return bool(self._epoch() % 2)
+
+    def train_dataloader(self) -> Any:
+        return _Batches(self, super().train_dataloader())
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         assert self.trainer is not None
         if not self.trainer.training:
             return super().on_after_batch_transfer(batch, dataloader_idx)
-        if self._kept is None:
+        if not self.costs_nothing():
             self._kept = super().on_after_batch_transfer(batch, dataloader_idx)
         return self._kept
 
 
+class _Batches:
+    def __init__(self, data: _EveryOther, loader: Any) -> None:
+        self.data, self.loader = data, loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return repeat(self.data._kept, len(self)) if self.data.costs_nothing() else iter(self.loader)
+
+
 def bench_loader(recipe: Recipe, *, epochs: int = 4, track: Track = lambda items, description: items) -> dict[str, Any]:
-    """Train a few epochs with the recipe's data and with none, and compare; the first epoch is left out.
+    """Train a few epochs with the recipe's data and as many with none, by turns; the first of each is left out.
 
     Returns:
-        ``images_per_second`` and ``without_data``, their ratio ``kept`` (1: data costs nothing), and the share of the
-        time in which the loop waited for the next batch.
+        ``images_per_second`` and ``without_data``; ``kept``, the median of their ratio over pairs of epochs (1: data
+        costs nothing), and the ratios of all ``pairs``; and the share of the time in which the loop waited for the next
+        batch.
     """
-    assert isinstance(recipe.data, ClassificationData)
-    short = replace(recipe, epochs=epochs)
+    speed = Speed()
+    short = replace(recipe, epochs=2 * epochs, iterations=None, validate_every=2 * epochs)
+    by_turns = type("EveryOther", (_EveryOther, TASKS[recipe.task].data), {})
     with tempfile.TemporaryDirectory() as folder:
-        real = train(short, folder=Path(folder) / "real", track=track)
-        free = train(short, folder=Path(folder) / "free", track=track, data_module=OneBatch)
+        result = train(short, folder=Path(folder) / "run", track=track, callbacks=[speed], data_module=by_turns)
+    images = recipe.data.images
+    real, free = speed.epochs[2::2], speed.epochs[3::2]
+    pairs = [one.images_per_second / other.images_per_second for one, other in zip(real, free, strict=True)]
     return {
         "model": recipe.model.name,
         "data": recipe.data.name,
-        "size": recipe.data.images.size,
+        "size": images.size if isinstance(images, ImageSettings) else images.crop,
         "batch_size": recipe.batch_size,
-        "images_per_second": real["images_per_second"],
-        "without_data": free["images_per_second"],
-        "kept": round(real["images_per_second"] / free["images_per_second"], 3),
-        "waiting_for_data": real["waiting_for_data"],
-        "environment": real["environment"],
+        "images_per_second": round(EpochSpeed.of_all(real).images_per_second, 1),
+        "without_data": round(EpochSpeed.of_all(free).images_per_second, 1),
+        "kept": round(statistics.median(pairs), 3),
+        "pairs": [round(pair, 3) for pair in pairs],
+        "waiting_for_data": round(EpochSpeed.of_all(real).waiting, 4),
+        "environment": result["environment"],
     }

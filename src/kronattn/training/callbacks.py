@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, WeightAveraging
 from torch import Tensor, nn
 
-__all__ = ["Diverged", "History", "MovingAverage", "Speed", "StopWhenDiverging"]
+__all__ = ["Diverged", "EpochSpeed", "History", "MovingAverage", "Speed", "StopWhenDiverging"]
 
 
 class Diverged(RuntimeError):
@@ -107,18 +107,42 @@ class StopWhenDiverging(Callback):
             )
 
 
+class EpochSpeed(NamedTuple):
+    """How many images were trained on in how many seconds, and how many of those were spent waiting for a batch."""
+
+    images: int
+    seconds: float
+    waited: float
+
+    @classmethod
+    def of_all(cls, epochs: Sequence[EpochSpeed]) -> EpochSpeed:
+        """Several epochs as one.
+
+        Example:
+            >>> EpochSpeed.of_all([EpochSpeed(100, 2.0, 0.5), EpochSpeed(100, 3.0, 0.5)]).images_per_second
+            40.0
+        """
+        return cls(*(sum(figures) for figures in zip(*epochs, strict=True)))
+
+    @property
+    def images_per_second(self) -> float:
+        return self.images / self.seconds
+
+    @property
+    def waiting(self) -> float:
+        """The share of the time."""
+        return self.waited / self.seconds
+
+
 class Speed(Callback):
     """Images a second in training, the share of the time in which the loop waited for the next batch, and memory.
 
     An epoch counts from its first batch to its last, without validation and checkpoints, which ``training_share``
-    tells of; the first epoch of a process is left out, since it compiles and warms up.
+    tells of; the first epoch of a process is left out of the results, since it compiles and warms up.
     """
 
     def __init__(self) -> None:
-        self._seen = 0
-        self._images = 0
-        self._seconds = 0.0
-        self._waited = 0.0
+        self.epochs: list[EpochSpeed] = []
         self._whole = 0.0
         self._start = self._last_end = 0.0
         self._pending = 0
@@ -136,7 +160,7 @@ class Speed(Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         _finish(pl_module.device)
         now = time.perf_counter()
-        if self._seen > 1:
+        if len(self.epochs) > 1:
             self._whole += now - self._start
         self._start = self._last_end = now
         self._pending = 0
@@ -153,11 +177,7 @@ class Speed(Callback):
         self._pending += len(batch[0]) * trainer.world_size
         if trainer.is_last_batch:
             _finish(pl_module.device)
-            self._seen += 1
-            if self._seen > 1:
-                self._images += self._pending
-                self._seconds += time.perf_counter() - self._start
-                self._waited += self._pending_wait
+            self.epochs.append(EpochSpeed(self._pending, time.perf_counter() - self._start, self._pending_wait))
         self._last_end = time.perf_counter()
 
     def results(self) -> dict[str, float | None]:
@@ -165,12 +185,14 @@ class Speed(Callback):
         ``peak_bytes``, the most that PyTorch held on this process's GPU, ``None`` without one."""
         found: dict[str, float | None] = dict.fromkeys(("images_per_second", "waiting_for_data", "training_share"))
         found["peak_bytes"] = self._peak
-        if self._seconds:
-            # The last epoch's end is not seen: as if it took as long as the others.
-            whole = self._whole / (self._seen - 2) * (self._seen - 1) if self._seen > 2 else None
-            found["images_per_second"] = round(self._images / self._seconds, 1)
-            found["waiting_for_data"] = round(self._waited / self._seconds, 4)
-            found["training_share"] = round(self._seconds / whole, 4) if whole else None
+        if len(self.epochs) > 1:
+            counted = EpochSpeed.of_all(self.epochs[1:])
+            found["images_per_second"] = round(counted.images_per_second, 1)
+            found["waiting_for_data"] = round(counted.waiting, 4)
+            if len(self.epochs) > 2:
+                # The last epoch's end is not seen: as if it took as long as the others.
+                whole = self._whole / (len(self.epochs) - 2) * (len(self.epochs) - 1)
+                found["training_share"] = round(counted.seconds / whole, 4)
         return found
 
 

@@ -1,0 +1,47 @@
+"""What data costs: epochs with it, by turns with epochs without."""
+
+import pytest
+
+from kronattn.bench.loader import bench_loader
+from kronattn.training.classifier import Classifier
+from kronattn.training.recipe import load_recipe
+from tests.data.segmentation_folders import write_folder
+
+
+@pytest.mark.parametrize("in_memory", ["yes", "no"])
+def test_every_other_epoch_is_one_batch(recipe, monkeypatch, in_memory):
+    recipe.data.in_memory, recipe.data.workers = in_memory, 0
+    seen = []
+    real = Classifier.training_step
+    monkeypatch.setattr(
+        Classifier, "training_step", lambda self, b, i: seen.append(float(b[0].sum())) or real(self, b, i)
+    )
+    found = bench_loader(recipe, epochs=2)
+    steps = len(seen) // 4
+    assert steps > 1
+    first, without, second, without_again = (seen[start : start + steps] for start in range(0, len(seen), steps))
+    assert len({*first, *second}) == 2 * steps
+    assert set(without) == {first[-1]}
+    assert set(without_again) == {second[-1]}
+    assert (found["size"], found["batch_size"]) == (recipe.data.images.size, recipe.batch_size)
+
+
+def test_masks(tmp_path):
+    write_folder(tmp_path, {"train": 4, "val": 2})
+    (tmp_path / "classes.txt").write_text("road\nsky\ntree\n")
+    recipe = load_recipe(
+        "camvid/deeplabv2_kao_kv",
+        [
+            "data.name=folder",
+            f"data.path={tmp_path}",
+            "model.options={backbone: kanet_kv, backbone_options: {width: 0.25}}",
+            "data.images.crop=33",
+            "batch_size=2",
+            "precision=32-true",
+            "accelerator=cpu",
+            "data.workers=0",
+        ],
+    )
+    found = bench_loader(recipe, epochs=2)
+    assert found["kept"] == found["pairs"][0] > 0
+    assert (found["data"], found["size"]) == ("folder", 33)
