@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kronattn.ops.attend import is_captured
 
-__all__ = ["aligned", "builds_coefficients", "multiplies_rows"]
+__all__ = ["aligned", "builds_coefficients", "multiplies_rows", "on_gpu"]
 
 # Channels of a head up to which PyTorch has fast fused attention; beyond, what it has is slow, its gradient more so.
 _WIDEST_FUSED = 256
