@@ -134,43 +134,33 @@ def camvid() -> list[str]:
 
 def camvid_test() -> list[str]:
     """The same heads on the test images, one seed."""
-    rows = _read("camvid-test.json")
-    return [
-        "| | mean IoU | pixel accuracy | images |",
-        "|---|---:|---:|---:|",
-        *(
-            f"| `{row['model']}` | {row['mean_iou']:.1%} | {row['pixel_accuracy']:.1%} | {row['images']} |"
-            for row in rows
-        ),
-    ]
+    return readme.table(
+        ["mean IoU", "pixel accuracy", "images"],
+        {
+            row["model"]: [f"{row['mean_iou']:.1%}", f"{row['pixel_accuracy']:.1%}", str(row["images"])]
+            for row in _read("camvid-test.json")
+        },
+    )
 
 
 def pretrained() -> list[str]:
     """What comes with the package, examined."""
-    rows = _read("pretrained.json")
-    return [
-        "| | top-1 | top-5 | calibration error | images |",
-        "|---|---:|---:|---:|---:|",
-        *(
-            f"| `{row['model']}` | {row['top1']:.2%} | {row['top5']:.2%} | {row['calibration_error']:.1%} "
-            f"| {row['images']:,} |"
-            for row in rows
-        ),
-    ]
+    shares = {"top1": ".2%", "top5": ".2%", "calibration_error": ".1%", "images": ","}
+    return readme.table(
+        ["top-1", "top-5", "calibration error", "images"],
+        {row["model"]: [format(row[key], how) for key, how in shares.items()] for row in _read("pretrained.json")},
+    )
 
 
 def int8() -> list[str]:
     """The same in 8 bits."""
-    rows = _read("export-int8.json")
-    return [
-        "| | float32 | 8 bits | MB | images |",
-        "|---|---:|---:|---:|---:|",
-        *(
-            f"| `{row['model']}` | {row['accuracy']['pytorch']:.2%} | {row['accuracy']['int8']:.2%} "
-            f"| {row['bytes'] / 1e6:.1f} | {row['accuracy_images']:,} |"
-            for row in rows
-        ),
-    ]
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        accuracy = [f"{row['accuracy'][kind]:.2%}" for kind in ("pytorch", "int8")]
+        return [*accuracy, f"{row['bytes'] / 1e6:.1f}", f"{row['accuracy_images']:,}"]
+
+    rows = {row["model"]: cells(row) for row in _read("export-int8.json")}
+    return readme.table(["float32", "8 bits", "MB", "images"], rows)
 
 
 HEADS = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,14 +150,25 @@ _TOLD: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
+def table(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
+    """A line for each network, by name, and figures to the right of it."""
+    return [
+        f"| | {' | '.join(heads)} |",
+        "|---|" + "---:|" * len(heads),
+        *(f"| `{name}` | {' | '.join(cells)} |" for name, cells in rows.items()),
+    ]
+
+
 def comparison(name: str, told: Sequence[str]) -> list[str]:
     """What `kronattn compare` found, a line for each network; "score" is the first thing to tell."""
     found = _read(name)
-    heads = [found["label"] if what == "score" else what for what in told]
-    lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
-    for row in found["summary"]:
-        cells = [score(found, row["model"]) if what == "score" else _TOLD[what](row) for what in told]
-        lines.append(f"| `{row['model']}` | {' | '.join(cells)} |")
+    lines = table(
+        [found["label"] if what == "score" else what for what in told],
+        {
+            row["model"]: [score(found, row["model"]) if what == "score" else _TOLD[what](row) for what in told]
+            for row in found["summary"]
+        },
+    )
     return [*lines, "", f"Seeds: {min(row['runs'] for row in found['summary'])}. {_environment(found)}"]
 
 
