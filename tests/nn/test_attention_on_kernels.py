@@ -83,3 +83,17 @@ def test_a_head_too_wide_for_them_averages_by_the_kernel(mode, layout, dtype, tr
     assert seen == ["averages_forward", "outer_sum_forward"]
     for found, expected in zip(*results, strict=True):
         assert relative_error(found, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("mode", ["kv", "qkv"])
+def test_functional_gradients_of_the_weights_alone(mode, kernels):
+    """The features are plain tensors then; torch.func still does not see through the kernels."""
+    torch.manual_seed(0)
+    layer = KroneckerAttention(8, mode, coefficient_norm=None).to(DEVICE)
+    x = torch.randn(2, 8, 5, 6, device=DEVICE)
+    found = torch.func.grad(lambda weights: torch.func.functional_call(layer, weights, (x,)).square().sum())(
+        dict(layer.named_parameters())
+    )
+    layer(x).square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-4)

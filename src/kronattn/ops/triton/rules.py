@@ -73,7 +73,7 @@ def refuses(query: Tensor, key: Tensor, value: Tensor, num_heads: int = 1) -> st
         return _captured_reason()
     if torch._C._get_tracing_state() is not None:
         return "traced programs must run without Triton"
-    if torch._C._functorch.is_functorch_wrapped_tensor(query):
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         return "torch.func's transforms do not see through it"
     return _broken()
 
@@ -484,7 +484,7 @@ def norm_refused(x: Tensor) -> bool:
         or x.dtype not in (torch.bfloat16, torch.float16)
         or torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.is_functorch_wrapped_tensor(x)
+        or torch._C._functorch.peek_interpreter_stack() is not None
         or _get_current_dispatch_mode() is not None
         or not 0 < x.numel() < _LARGEST_SAMPLE
         or _broken() is not None
