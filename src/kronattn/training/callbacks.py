@@ -100,10 +100,12 @@ class StopWhenDiverging(Callback):
         assert self._first_bad is not None
         step = int(self._first_bad)
         if step < torch.iinfo(torch.int64).max:
+            kept = (
+                "checkpoints are those of the epoch before" if trainer.current_epoch else "there is no checkpoint yet"
+            )
             raise Diverged(
                 f"the loss is no number any more since step {step}, in epoch {trainer.current_epoch + 1} of "
-                f"{trainer.max_epochs}: a lower optimiser.lr or a longer schedule.warmup may help; "
-                f"the checkpoints are those of the epoch before"
+                f"{trainer.max_epochs}: a lower optimiser.lr or a longer schedule.warmup may help; {kept}"
             )
 
 

@@ -129,6 +129,9 @@ class ScheduleSettings:
     warmup: float = 0.0
 
 
+COMPILE_MODES = ("reduce-overhead", "max-autotune")
+
+
 @dataclass
 class Recipe:
     """How a network is trained, whatever it learns.
@@ -168,7 +171,7 @@ class Recipe:
     ema: float | None = None
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     channels_last: bool = False
-    compile: bool | Literal["reduce-overhead", "max-autotune"] = False
+    compile: bool | str = False
     sync_batch_norm: bool = True
     validate_every: int = 1
     seed: int = 0
@@ -186,6 +189,8 @@ class Recipe:
         processes = self.devices * self.nodes
         if self.batch_size % processes:
             raise ValueError(f"batch_size {self.batch_size} must be a multiple of the {processes} devices")
+        if isinstance(self.compile, str) and self.compile not in COMPILE_MODES:
+            raise ValueError(f"compile must be true, false, {' or '.join(COMPILE_MODES)}, not {self.compile!r}")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema must lie between 0 and 1, not {self.ema}")
 
