@@ -1,4 +1,7 @@
-"""Attention with its coefficients built, as wide layers do on a GPU: the same on any device as without."""
+"""Attention with its coefficients built, as wide layers do on a GPU: the same on any device as without.
+
+Here in plain PyTorch; on the kernels in test_built_on_kernels.py.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import torch
 
 from kronattn import record_coefficients
 from kronattn.nn import KroneckerAttention, KroneckerSegmentationHead
-from kronattn.ops import built, built_layer, gpu
+from kronattn.ops import built, gpu
 from tests.ops.cases import DTYPES, TOLERANCE, lay_out, relative_error
 
 CHANNELS = 64
@@ -21,19 +24,6 @@ OPTIONS = {
     "no_norm": {"project": "qkv", "qk_channels": 16, "coefficient_norm": None, "scale": 0.1},
     "nothing": {"project": "", "coefficient_norm": None, "scale": 0.05},
 }
-
-
-# With these, training knows its gradient by hand; the others leave it to autograd.
-BY_HAND = ("maps", "values", "keys")
-
-
-@pytest.fixture
-def by_hand(monkeypatch):
-    """How often the gradient by hand was taken."""
-    seen = []
-    real = built_layer._gradients
-    monkeypatch.setattr(built_layer, "_gradients", lambda *a: seen.append(a) or real(*a))
-    return seen
 
 
 @pytest.fixture
@@ -80,7 +70,7 @@ def check(found, expected, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("training", [True, False])
-def test_equals_the_plain_layer(mode, options, dtype, layout, training, calls, by_hand, monkeypatch):
+def test_equals_the_plain_layer(mode, options, dtype, layout, training, calls, monkeypatch):
     torch.manual_seed(0)
     layer = KroneckerAttention(CHANNELS, mode, **OPTIONS[options]).to(dtype).train(training)
     # Not negative and so with a large mean, as a backbone's features are.
@@ -90,7 +80,6 @@ def test_equals_the_plain_layer(mode, options, dtype, layout, training, calls, b
     exact = copy.deepcopy(layer).double()
     found = results(layer, [lay_out(x, layout)], added, weights)
     assert len(calls) == 1
-    assert len(by_hand) == (options in BY_HAND and (training or layer.norm is None))
     monkeypatch.setattr(gpu, "on_gpu", lambda x: False)
     expected = results(exact, [x.double()], added.double(), weights.to(dtype).double())
     assert len(calls) == 1
@@ -123,7 +112,7 @@ def test_second_derivatives(mode, calls):
 
 @pytest.mark.parametrize("mode", ["kv", "qkv"])
 @pytest.mark.parametrize("frozen", ["x", "weights"])
-def test_only_what_is_wanted(mode, frozen, calls, by_hand):
+def test_only_what_is_wanted(mode, frozen, calls):
     torch.manual_seed(0)
     layer = KroneckerAttention(CHANNELS, mode, **OPTIONS["maps"]).double()
     x = torch.randn(2, CHANNELS, 9, 7, dtype=torch.float64, requires_grad=True)
@@ -132,32 +121,31 @@ def test_only_what_is_wanted(mode, frozen, calls, by_hand):
     wanted, index = (layer.key_map.weight, 1) if frozen == "x" else (x, 0)
     (x if frozen == "x" else layer).requires_grad_(False)
     torch.testing.assert_close(torch.autograd.grad(layer(x), [wanted], weights)[0], expected[index])
-    assert len(by_hand) == 2
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("mode", ["kv", "qkv"])
-def test_functional_transforms(mode, calls, by_hand):
+def test_functional_transforms(mode, calls):
     torch.manual_seed(0)
     layer = KroneckerAttention(CHANNELS, mode, **OPTIONS["maps"], coefficient_norm=None).double()
     x = torch.randn(2, CHANNELS, 9, 7, dtype=torch.float64)
     found = torch.func.grad(lambda w: torch.func.functional_call(layer, w, (x,)).square().sum())(
         dict(layer.named_parameters())
     )
-    assert not by_hand
     layer(x).square().sum().backward()
-    assert len(by_hand) == 1
+    assert len(calls) == 2
     for name, parameter in layer.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad)
 
 
 @pytest.mark.parametrize("mode", ["kv", "qkv"])
-def test_the_output_can_be_modified_in_place(mode, calls, by_hand):
+def test_the_output_can_be_modified_in_place(mode, calls):
     torch.manual_seed(0)
     layer = KroneckerAttention(CHANNELS, mode, **OPTIONS["maps"]).double()
     x = torch.randn(2, CHANNELS, 9, 7, dtype=torch.float64, requires_grad=True)
     (expected,) = torch.autograd.grad((layer(x) * 2).sum(), x)
     torch.testing.assert_close(torch.autograd.grad(layer(x).mul_(2).sum(), x)[0], expected)
-    assert len(by_hand) == 2
+    assert len(calls) == 2
 
 
 def test_autocast(calls):

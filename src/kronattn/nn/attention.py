@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.nn.fx import traced_as_one_node
-from kronattn.ops import built, built_layer, gpu
+from kronattn.ops import built, gpu
 from kronattn.ops.attend import at_least_float32, is_captured
 from kronattn.ops.attention import pool_grid
 from kronattn.ops.autocast import without_autocast
-from kronattn.ops.backends import Backend, averages_backend, axis_averages, choose_backend
+from kronattn.ops.backends import Backend, axis_averages, choose_backend
 from kronattn.ops.checks import check_heads, check_mode, check_scale, check_triple
 from kronattn.ops.grid import spread
 from kronattn.ops.plain import attend_positions
@@ -152,7 +152,8 @@ class KroneckerAttention(GridAttention):
         (N, out_channels, *grid); ``added``, of that shape, is added to the result (a skip connection).
         With ``read_out``, (K, out_channels), the result is that linear map of the output, (N, K, *grid): a classifier
         of every position, say. It is applied to the values where it can be, which are fewer, and the output never has
-        more than K channels.
+        more than K channels. ``skip``, a weight (K, channels) or that of a 1×1 convolution, and a bias (K,) or None,
+        adds such a map of the query itself: both at once where :meth:`reads_at_once` says so.
 
     Example:
         >>> layer = KroneckerAttention(64, mode="qkv")
@@ -199,9 +200,18 @@ class KroneckerAttention(GridAttention):
         *,
         added: Tensor | None = None,
         read_out: Tensor | None = None,
+        skip: tuple[Tensor, Tensor | None] | None = None,
     ) -> Tensor:
         query, key, value = self._checked(query, key, value)
-        if read_out is None or self._reads_out_values(read_out):
+        reads_values = read_out is None or self._reads_out_values(read_out)
+        if reads_values and query is key and key is value:
+            output = self._built_at_once(query, read_out, skip)
+            if output is not None:
+                return output if added is None else output + added
+        if skip is not None:
+            skipped = _skipped(query, *skip)
+            added = skipped if added is None else added + skipped
+        if reads_values:
             return self._attend(query, key, value, added, self._value_weight(read_out))
         output = _mapped(self._attend(query, key, value, None, self._value_weight(None)), read_out)
         return output if added is None else output + added
@@ -283,10 +293,6 @@ class KroneckerAttention(GridAttention):
     ) -> Tensor:
         """With the coefficients built, in the features' own precision; see :mod:`kronattn.ops.built`."""
         grid, count = query.shape[2:], sum(key.shape[2:])
-        settings = self._settings_of_built(backend, query, key, value)
-        if settings is not None:
-            weights = _weight(self.query_map), _weight(self.key_map), value_weight
-            return built_layer.self_attention(query, *weights, settings)
         key_columns = _deviations(key, backend)
         value_columns = key_columns if value is key else _deviations(value, backend)
         keys = _mapped(key_columns, _weight(self.key_map))
@@ -315,20 +321,36 @@ class KroneckerAttention(GridAttention):
         output = built.attend(apart, values, scale).to(query.dtype)
         return spread(output, grid) if self.mode == "qkv" else output.unflatten(2, grid)
 
-    def _settings_of_built(
-        self, backend: Backend, query: Tensor, key: Tensor, value: Tensor
-    ) -> built_layer.Settings | None:
-        """For an image's self-attention in training, whose gradient is known by hand; None for anything else."""
-        if not (query is key and key is value and query.dim() == 4 and self.scale == 1):
+    def reads_at_once(self, x: Tensor) -> bool:
+        """Whether the layer reads (N, channels, h, w) once for its self-attention and for a ``skip`` beside it."""
+        return x.dim() == 4 and x.shape[1] == self.channels and self._built_layer(x) is not None
+
+    def _built_layer(self, x: Tensor) -> Callable[..., Tensor | None] | None:
+        """What does all of an image's self-attention with its coefficients built, where settings and input allow it."""
+        if x.dim() != 4 or self.scale != 1 or not self._builds_coefficients(x, x):
             return None
-        if not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+        if self.norm is not None and self.norm.state() is None:
             return None
+        if self.mode == "kv" and self.query_map is not None and not self._maps_keys_instead(sum(x.shape[2:])):
+            return None
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return None
+        # It starts with averages, of each channel by itself: like so many heads of one channel.
+        return choose_backend("auto", x, x, x, operator=self.mode, num_heads=self.channels).built_layer
+
+    def _built_at_once(
+        self, x: Tensor, read_out: Tensor | None, skip: tuple[Tensor, Tensor | None] | None
+    ) -> Tensor | None:
+        layer = None if skip is not None and read_out is None else self._built_layer(x)
+        if layer is None:
+            return None
+        weights = _weight(self.query_map), _weight(self.key_map), _weight(self.value_map)
         state = None if self.norm is None else self.norm.state()
-        if self.norm is not None and (state is None or not state.of_the_batch):
-            return None
-        if self.mode == "kv" and self.query_map is not None and not self._maps_keys_instead(sum(key.shape[2:])):
-            return None
-        return built_layer.Settings(self.mode, state, averages_backend(query, backend))
+        skip_weight, skip_bias = (None, None) if skip is None else skip
+        with without_autocast(x):
+            return layer(
+                x, *weights, state, mode=self.mode, read_out=read_out, skip_weight=skip_weight, skip_bias=skip_bias
+            )
 
     def _at_once(
         self, layer: Callable[..., Tensor | None], x: Tensor, added: Tensor | None, value_weight: Tensor | None
@@ -438,6 +460,12 @@ class DenseAttention(GridAttention):
 
 def _weight(linear: nn.Linear | None) -> Tensor | None:
     return None if linear is None else linear.weight
+
+
+def _skipped(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear map of (N, C, *grid), with its bias."""
+    mapped = _mapped(x, weight.flatten(1))
+    return mapped if bias is None else mapped + bias.to(mapped.dtype).view(-1, *[1] * (x.dim() - 2))
 
 
 def _deviations(x: Tensor, backend: Backend) -> Tensor:

@@ -28,18 +28,18 @@ class Backend:
     ``refuses(query, key, value, num_heads)`` is None where the backend can run, else the reason it cannot, in
     words. ``worth_it(operator, query, key, value, num_heads)`` is whether "auto" should pick it where it can.
     ``axis_averages`` and ``attend_averages`` are the two halves of Kronecker attention, for modules that do
-    something to the averages in between; ``averages_gradient`` is that of the first. ``layer`` does all of a
-    self-attention layer at once; it gives None for what it cannot do, and is None where there is no such thing.
+    something to the averages in between. ``layer`` does all of a self-attention layer at once, and ``built_layer`` that
+    of one too wide for it; they give None for what they cannot do, and are None where there is no such thing.
     """
 
     attention: Callable[..., Tensor]
     kronecker_attention: Callable[..., Tensor]
     axis_averages: Callable[[Tensor], Tensor] = plain.axis_averages
-    averages_gradient: Callable[[Tensor, Tensor, Tensor | None], Tensor] = plain.averages_gradient
     attend_averages: Callable[..., Tensor] = plain.attend_averages
     refuses: Callable[[Tensor, Tensor, Tensor, int], str | None] = _serves_everything
     worth_it: Callable[[str, Tensor, Tensor, Tensor, int], bool] = _always
     layer: Callable[..., Tensor | None] | None = None
+    built_layer: Callable[..., Tensor | None] | None = None
 
 
 BACKENDS = {
@@ -49,11 +49,11 @@ BACKENDS = {
         triton.attention,
         triton.kronecker_attention,
         triton.axis_averages,
-        triton.averages_gradient,
         triton.attend_averages,
         triton.refuses,
         triton.worth_it,
         triton.attention_layer,
+        triton.attention_layer_built,
     ),
 }
 

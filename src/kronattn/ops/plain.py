@@ -12,7 +12,6 @@ __all__ = [
     "attend_averages",
     "attend_positions",
     "attention",
-    "averages_gradient",
     "axis_averages",
     "kronecker_attention",
 ]
@@ -38,14 +37,6 @@ def kronecker_attention(
 def axis_averages(x: Tensor) -> Tensor:
     """The averages of (N, C, *grid) as :func:`kronattn.axis_averages`, in float32 at least."""
     return grid.wide_averages(x)
-
-
-def averages_gradient(d_averages: Tensor, like: Tensor, added: Tensor | None = None) -> Tensor:
-    """What (N, C, h, w) ``like`` receives from the gradient of its averages, (N, C, w + h), plus ``added``."""
-    height, width = like.shape[2:]
-    scaled = torch.cat([d_averages[..., :width] / height, d_averages[..., width:] / width], dim=-1)
-    spread = grid.spread(scaled.to(like.dtype), (height, width))
-    return spread if added is None else spread + added
 
 
 def attend_averages(

@@ -16,7 +16,7 @@ __all__ = [
     "attend_averages",
     "attention",
     "attention_layer",
-    "averages_gradient",
+    "attention_layer_built",
     "axis_averages",
     "kronecker_attention",
     "refuses",
@@ -47,13 +47,6 @@ def axis_averages(x: Tensor) -> Tensor:
     return axis_averages(x)
 
 
-def averages_gradient(d_averages: Tensor, like: Tensor, added: Tensor | None = None) -> Tensor:
-    """The gradient of those of an image, as :func:`kronattn.ops.plain.averages_gradient`; into ``added`` itself."""
-    from kronattn.ops.triton.operators import averages_gradient
-
-    return averages_gradient(d_averages, like, added)
-
-
 def attend_averages(*args: Any, **kwargs: Any) -> Tensor:
     """The second half of Kronecker attention, as :func:`kronattn.ops.plain.attend_averages`."""
     from kronattn.ops.triton.operators import attend_averages
@@ -66,3 +59,10 @@ def attention_layer(*args: Any, **kwargs: Any) -> Tensor | None:
     from kronattn.ops.triton.layer import attention_layer
 
     return attention_layer(*args, **kwargs)
+
+
+def attention_layer_built(*args: Any, **kwargs: Any) -> Tensor | None:
+    """The same for a layer too wide for that, with its coefficients built."""
+    from kronattn.ops.triton.built_layer import self_attention
+
+    return self_attention(*args, **kwargs)

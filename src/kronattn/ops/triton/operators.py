@@ -15,13 +15,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from kronattn.ops import grid as plain_grid
 from kronattn.ops.triton import eager, library
 from kronattn.ops.triton.layout import as_tokens, is_channels_last
-from kronattn.ops.triton.outer import outer_sum_forward
 from kronattn.ops.triton.selfattention import self_attention_forward
 
 __all__ = [
     "attend_averages",
     "attend_positions",
-    "averages_gradient",
     "axis_averages",
     "kronecker_attention",
     "seen_by_others",
@@ -56,19 +54,6 @@ def axis_averages(x: Tensor) -> Tensor:
     width = x.shape[-1]
     rest = plain_grid.axis_averages(tokens[..., width:].unflatten(2, x.shape[2:-1]))
     return torch.cat([tokens[..., :width], rest], dim=-1)
-
-
-def averages_gradient(d_averages: Tensor, like: Tensor, added: Tensor | None = None) -> Tensor:
-    """What (N, C, h, w) receives from the gradient of its averages, (N, C, w + h), written into ``added`` if given."""
-    height, width = like.shape[2:]
-    if seen_by_others():
-        scales = 1 / height, 1 / width
-        d_x = library.outer_sum(as_tokens(d_averages), (height, width), is_channels_last(like), like.dtype, *scales)
-        return d_x if added is None else d_x + added
-    return outer_sum_forward(
-        as_tokens(d_averages), like, height, width, column_scale=1 / height, row_scale=1 / width,
-        added=added, output=added,
-    )  # fmt: skip
 
 
 def attend_averages(

@@ -21,16 +21,21 @@ __all__ = [
     "attend_plan",
     "attends_tokens_at_once",
     "averages_plan",
+    "built_plan",
+    "class_block",
     "dot_precision",
     "itself_plan",
     "layer_fits",
     "layer_plan",
+    "most_built_keys",
     "most_layer_keys",
     "multiplies_tokens_exactly",
     "norm_plan",
     "norm_refused",
     "outer_plan",
+    "pixels_plan",
     "refuses",
+    "rows_plan",
     "sample_backward_plan",
     "sample_plan",
     "token_attention_plan",
@@ -173,6 +178,8 @@ _SMALL = 2**20
 _LARGEST_TOKEN_TILE = 2**15
 # Keys of a sample that one program holds.
 _SAMPLE_BYTES = 8192
+# Coefficients of one query, built, that one program holds: several tiles of that size, in registers.
+_MOST_BUILT_KEYS = 4096
 
 
 def dot_precision(dtype: torch.dtype) -> str:
@@ -446,6 +453,60 @@ def sample_backward_plan(
         return None
     registers = 128 if itemsize == 2 and (mode == "qkv" or plan.block_channels <= 32) else None
     return plan._replace(registers=registers, stages=3 if itemsize == 2 else 0)
+
+
+class RowsPlan(NamedTuple):
+    """Rows and channels at a time."""
+
+    block_rows: int
+    block_channels: int
+    warps: int
+
+
+@lru_cache(maxsize=1024)
+def rows_plan(batch: int, channels: int) -> RowsPlan:
+    """A program for each sample and block of channels walks through all rows: narrow blocks where samples are few."""
+    block_channels = min(_power_of_two(channels), 64 if batch * channels >= 64 * _FEWEST_PROGRAMS else 32)
+    return RowsPlan(32, block_channels, 4)
+
+
+@lru_cache(maxsize=1024)
+def pixels_plan(channels: int) -> RowsPlan:
+    """A program for each tile of 2,048 elements."""
+    block_channels = min(_power_of_two(channels), 64)
+    return RowsPlan(2048 // block_channels, block_channels, 4)
+
+
+class BuiltPlan(NamedTuple):
+    """Coefficients that were built: queries at a time with all their keys, and ranges that programs walk through."""
+
+    block_rows: int
+    block_keys: int
+    block_parts: int
+    programs: int
+    per_program: int
+    warps: int
+
+
+@lru_cache(maxsize=1024)
+def built_plan(rows: int, room: int) -> BuiltPlan:
+    """Tiles of 4,096 coefficients; no more programs than can quickly add up what each other noted."""
+    block_keys = _power_of_two(room)
+    block_rows = max(1, min(4096 // block_keys, _power_of_two(rows)))
+    tiles = _ceil(rows, block_rows)
+    per_program = _ceil(tiles, min(tiles, _ENOUGH_PROGRAMS)) * block_rows
+    programs = _ceil(rows, per_program)
+    return BuiltPlan(block_rows, block_keys, _power_of_two(programs), programs, per_program, 8)
+
+
+def class_block(classes: int) -> int:
+    """How many classes those kernels copy at a time."""
+    return max(8, min(_power_of_two(max(1, classes)), 64))
+
+
+def most_built_keys() -> int:
+    """Keys of a query that a program still holds at once."""
+    return _MOST_BUILT_KEYS - 1
 
 
 class NormPlan(NamedTuple):
