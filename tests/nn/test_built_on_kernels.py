@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kronattn import record_coefficients
 from kronattn.nn import KroneckerAttention, KroneckerSegmentationHead
-from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.ops import backends, gpu
 from tests.nn.test_attention_built import check, named_results
 from tests.ops.cases import TOLERANCE, lay_out, poison_empty, relative_error
@@ -93,23 +92,24 @@ def compare(module, x, monkeypatch, dtype):
     """Output, every gradient and the statistics against the plain module in float64."""
     exact = copy.deepcopy(module).double()
     found = []
-    for one, answer in ((module, True), (exact, False)):
-        on_gpu(monkeypatch, answer)
-        leaf = x.to(next(one.parameters()).dtype if answer is False else dtype).detach()
-        leaf = (leaf if answer is False else x.detach()).requires_grad_()
-        y = one(leaf)
-        weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(dtype).to(DEVICE, y.dtype)
-        found.append(named_results(one, [leaf], y, weights))
+    for one, leaf in ((module, x.detach()), (exact, x.detach().double())):
+        on_gpu(monkeypatch, one is module)
+        y = one(leaf.requires_grad_())
+        weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+        found.append(named_results(one, [leaf], y, weights.to(DEVICE, y.dtype)))
     on_gpu(monkeypatch, True)
     check(*found, dtype)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("training", [True, False])
-def test_equals_the_plain_layer(mode, options, dtype, layout, training, seen, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "training"),
+    [("maps", True), ("maps", False), ("odd", True), ("values", True), ("keys", True), ("bare", False)],
+)
+@pytest.mark.parametrize(
+    ("dtype", "layout"), [(torch.float32, "contiguous"), *((half, "channels_last") for half in HALF)], ids=str
+)
+def test_equals_the_plain_layer(mode, options, training, dtype, layout, seen, monkeypatch):
     layer = make_layer(mode, options, dtype).train(training)
     compare(layer, features(dtype, layout), monkeypatch, dtype)
     assert seen == ["_forward", "_gradients"]
@@ -117,11 +117,214 @@ def test_equals_the_plain_layer(mode, options, dtype, layout, training, seen, mo
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("classes", "layout"), [(1, "contiguous"), (5, "channels_last"), (21, "channels_last"), (8, "contiguous")]
+    ("classes", "layout", "training"),
+    [(1, "contiguous", True), (5, "channels_last", False), (21, "channels_last", True), (8, "contiguous", False)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
-@pytest.mark.parametrize("training", [True, False])
-def test_equals_the_plain_head(mode, classes, layout, dtype, training, seen, monkeypatch):
+def test_equals_the_plain_head(mode, classes, layout, training, dtype, seen, monkeypatch):
     head = make_head(mode, classes, dtype).train(training)
     compare(head, features(dtype, layout), monkeypatch, dtype)
     assert seen == ["_forward", "_gradients"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("layout", ["transposed", "sliced", "expanded"])
+def test_other_layouts(mode, layout, seen, monkeypatch):
+    compare(make_head(mode), features(torch.float32, layout), monkeypatch, torch.float32)
+    assert seen == ["_forward", "_gradients"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("training", [True, False])
+def test_the_same_without_a_gradient(mode, training, seen):
+    """And nothing but training moves the running statistics."""
+    x = features(torch.bfloat16)
+    head = make_head(mode, dtype=torch.bfloat16).train(training)
+    other, before = copy.deepcopy(head), copy.deepcopy(dict(head.named_buffers()))
+    expected = head(x)
+    with torch.no_grad():
+        assert torch.equal(other(x), expected)
+    assert seen == ["_forward", "_forward"]
+    for name, buffer in head.named_buffers():
+        assert torch.equal(buffer, dict(other.named_buffers())[name])
+        assert torch.equal(buffer, before[name]) != training
+    with torch.inference_mode():
+        assert other.eval()(x).shape == expected.shape
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_bits_every_time(mode, seen):
+    x = features(torch.bfloat16)
+    found = []
+    for _ in range(2):
+        head, leaf = make_head(mode, dtype=torch.bfloat16), x.detach().requires_grad_()
+        y = head(leaf)
+        found.append(named_results(head, [leaf], y, torch.ones_like(y)))
+    assert all(torch.equal(one, found[1][name]) for name, one in found[0].items())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_what_is_wanted(mode, seen):
+    """Everything but one frozen: the same gradient as with everything wanted."""
+    x = features(torch.float32, batch=1)
+    head = make_head(mode)
+    everything = {"x": x.requires_grad_(), **dict(head.named_parameters())}
+    y = head(x)
+    weights = torch.randn_like(y)
+    expected = dict(zip(everything, torch.autograd.grad(y, everything.values(), weights), strict=True))
+    for name, wanted in everything.items():
+        for one in everything.values():
+            one.requires_grad_(one is wanted)
+        # The running statistics differ by now, and are not used in training.
+        torch.testing.assert_close(torch.autograd.grad(head(x), wanted, weights)[0], expected[name])
+    assert seen == ["_forward", "_gradients"] * (1 + len(everything))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("training", [True, False])
+def test_second_derivatives(mode, training, seen, monkeypatch):
+    x = features(torch.float32, batch=1)
+    head = make_head(mode).train(training)
+    exact = copy.deepcopy(head).double()
+    found = []
+    for one, leaf in ((head, x.detach()), (exact, x.detach().double())):
+        on_gpu(monkeypatch, one is head)
+        sources = [leaf.requires_grad_(), *one.parameters()]
+        gradients = torch.autograd.grad(one(leaf).square().mean(), sources, create_graph=True)
+        penalty = sum(gradient.square().sum() for gradient in gradients)
+        found.append([*gradients, *torch.autograd.grad(penalty, sources, allow_unused=True)])
+    # The first gradients are by autograd; the second ones come to the scores' own, which need not be.
+    assert seen == ["_forward", "_gradients"]
+    for one, expected in zip(*found, strict=True):
+        assert (one is None) == (expected is None)
+        assert one is None or relative_error(one, expected, 1e-3) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("classes", [5, 8])
+def test_the_output_can_be_modified_in_place(mode, classes, seen):
+    x = features(torch.float32, batch=1).requires_grad_()
+    head = make_head(mode, classes)
+    (expected,) = torch.autograd.grad((head(x) * 2).sum(), x)
+    torch.testing.assert_close(torch.autograd.grad(head(x).mul_(2).sum(), x)[0], expected)
+    assert seen == ["_forward", "_gradients"] * 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_autocast(mode, seen):
+    x = features(torch.float32, batch=1)
+    head = make_head(mode)
+    expected = copy.deepcopy(head).double()(x.double())
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        found = head(x)
+    assert found.dtype == torch.bfloat16
+    assert relative_error(found, expected) < TOLERANCE[torch.bfloat16]
+    found.float().square().sum().backward()
+    expected.square().sum().backward()
+    assert seen == ["_forward", "_gradients"]
+    for name, parameter in head.named_parameters():
+        assert parameter.grad.dtype == torch.float32, name
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_recorded(mode, seen):
+    """The same scores to the bit, and what was recorded is the part that comes from the context."""
+    x = features(torch.float32, batch=1)
+    head = make_head(mode).eval()
+    expected = head(x)
+    with record_coefficients(head) as recorded:
+        assert torch.equal(head(x), expected)
+    assert seen == ["_forward"] * 2
+    context = expected - torch.nn.functional.conv2d(x, head.classifier.weight, head.classifier.bias)
+    torch.testing.assert_close(recorded[0].output(), context, rtol=1e-4, atol=1e-4)
+
+
+class TestStepsAside:
+    """For whoever listens or looks on; the result is the same."""
+
+    def compare(self, head, x, expected, seen):
+        seen.clear()
+        torch.testing.assert_close(head(x), expected, rtol=1e-4, atol=1e-4)
+
+    def test_for_hooks_of_the_classifier(self, seen):
+        head, x = make_head("kv").eval(), features(torch.float32, batch=1)
+        expected, heard = head(x), []
+        head.classifier.register_forward_hook(lambda *_: heard.append(1))
+        self.compare(head, x, expected, seen)
+        assert heard == [1]
+        # The attention itself is still done at once.
+        assert seen == ["_forward"]
+
+    def test_for_hooks_of_the_norm(self, seen):
+        head, x = make_head("kv").eval(), features(torch.float32, batch=1)
+        expected, heard = head(x), []
+        head.attn.norm.register_forward_hook(lambda *_: heard.append(1))
+        self.compare(head, x, expected, seen)
+        assert heard == [1]
+        assert not seen
+
+    def test_not_for_hooks_of_the_attention(self, seen):
+        head, x = make_head("kv").eval(), features(torch.float32, batch=1)
+        expected, heard = head(x), []
+        head.attn.register_forward_hook(lambda *_: heard.append(1))
+        self.compare(head, x, expected, seen)
+        assert heard == [1]
+        assert seen == ["_forward"]
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_where_operators_are_watched(self, mode, seen):
+        head, x = make_head(mode).eval(), features(torch.float32, batch=1)
+        expected = head(x)
+        with FlopCounterMode(display=False) as counter:
+            self.compare(head, x, expected, seen)
+        assert not seen
+        assert counter.get_total_flops() > 0
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_for_functional_transforms(self, mode, seen):
+        layer, x = make_layer(mode, "keys"), features(torch.float32, batch=1)
+        found = torch.func.grad(lambda w: torch.func.functional_call(layer, w, (x,)).square().sum())(
+            dict(layer.named_parameters())
+        )
+        assert not seen
+        layer(x).square().sum().backward()
+        assert seen == ["_forward", "_gradients"]
+        for name, parameter in layer.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-4)
+
+    def test_for_more_keys_than_it_holds(self, seen, monkeypatch):
+        head, x = make_head("kv").eval(), features(torch.float32, batch=1)
+        expected = head(x)
+        monkeypatch.setattr(rules, "_MOST_BUILT_KEYS", sum(GRID))
+        self.compare(head, x, expected, seen)
+        assert not seen
+        monkeypatch.setattr(rules, "_MOST_BUILT_KEYS", sum(GRID) + 1)
+        self.compare(head, x, expected, seen)
+        assert seen == ["_forward"]
+
+    @pytest.mark.parametrize("options", [{"scale": 0.5}, {"num_heads": 2}])
+    def test_for_settings_it_does_not_have(self, options, seen):
+        head = KroneckerSegmentationHead(CHANNELS, 5, width=48, **options).to(DEVICE).eval()
+        assert head(features(torch.float32, batch=1)).shape == (1, 5, *GRID)
+        assert not seen
+
+    def test_for_float64(self, seen):
+        make_head("kv", dtype=torch.float64)(features(torch.float64))
+        assert not seen
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_skip_is_a_map_of_the_query(mode, at_once, bias, seen, monkeypatch):
+    on_gpu(monkeypatch, at_once)
+    layer, x = make_layer(mode, "maps").eval(), features(torch.float32, batch=1)
+    read_out, weight = torch.randn(5, 24, device=DEVICE), torch.randn(5, CHANNELS, device=DEVICE)
+    skip = weight, torch.randn(5, device=DEVICE) if bias else None
+    added = torch.randn(1, 5, *GRID, device=DEVICE)
+    found = layer(x, added=added, read_out=read_out, skip=skip)
+    assert len(seen) == at_once
+    expected = layer(x, added=added, read_out=read_out) + torch.einsum("kc,nchw->nkhw", weight, x)
+    if bias:
+        expected = expected + skip[1][:, None, None]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -27,7 +27,7 @@ __all__ = ["weights_backward", "weights_forward"]
 
 @triton.jit
 def row_offsets(b_r, columns_over):
-    """Where rows start, (rows, 1): all matrices have columns in eights, which lets the compiler load as many at once."""
+    """Where rows start, (rows, 1). All have their columns in eights, and the compiler then loads as many at once."""
     return b_r.to(tl.int64)[:, None] * (columns_over * 8)
 
 
@@ -48,7 +48,8 @@ def store_block(x, b_x, b_r, b_j, last, limit, columns_over):
 def statistics_kernel(
     matrix, parts, rows, count, columns_over, per_program, BM: tl.constexpr, BS: tl.constexpr
 ):  # fmt: skip
-    """Parts (3, programs): squares of what sets keys apart; mean and squared deviations of what they share.
+    """Parts (4, programs): squares of what sets keys apart; and of what they share the first, how far the mean is from
+    it, and squared deviations.
 
     Sums of the latter are of differences from the program's first row, so that a large mean takes nothing away.
     """
@@ -72,8 +73,9 @@ def statistics_kernel(
     total = tl.sum(b_sum, axis=0)
     p_part = parts + tl.program_id(0)
     tl.store(p_part, tl.sum(b_apart, axis=0))
-    tl.store(p_part + tl.num_programs(0), start + total / members)
-    tl.store(p_part + 2 * tl.num_programs(0), tl.sum(b_squares, axis=0) - total * total / members)
+    tl.store(p_part + tl.num_programs(0), start)
+    tl.store(p_part + 2 * tl.num_programs(0), total / members)
+    tl.store(p_part + 3 * tl.num_programs(0), tl.sum(b_squares, axis=0) - total * total / members)
 
 
 @triton.jit
@@ -83,13 +85,14 @@ def merged(parts, programs, rows, count, per_program, BP: tl.constexpr):
     b_in = b_p < programs
     b_members = tl.minimum(rows - b_p * per_program, per_program).to(tl.float32)
     b_apart = tl.load(parts + b_p, mask=b_in, other=0.0)
-    b_mean = tl.load(parts + programs + b_p, mask=b_in, other=0.0)
-    b_squares = tl.load(parts + 2 * programs + b_p, mask=b_in, other=0.0)
-    mean = tl.sum(tl.where(b_in, b_members * b_mean, 0.0), axis=0) / rows
-    b_off = b_mean - mean
-    b_squares += tl.where(b_in, b_members * b_off * b_off, 0.0)
+    start = tl.load(parts + programs)
+    b_off = tl.load(parts + programs + b_p, mask=b_in, other=0.0) - start
+    b_off += tl.load(parts + 2 * programs + b_p, mask=b_in, other=0.0)
+    b_squares = tl.load(parts + 3 * programs + b_p, mask=b_in, other=0.0)
+    off = tl.sum(tl.where(b_in, b_members * b_off, 0.0), axis=0) / rows
+    b_squares += tl.where(b_in, b_members * (b_off - off) * (b_off - off), 0.0)
     # What sets keys apart adds up to zero at each query, so the squares of the two parts are all there is.
-    return mean, tl.sum(b_apart, axis=0) + count * tl.sum(b_squares, axis=0)
+    return start + off, tl.sum(b_apart, axis=0) + count * tl.sum(b_squares, axis=0)
 
 
 @triton.jit
@@ -283,13 +286,14 @@ def weights_forward(
     """
     batch, queries, columns = matrix.shape
     rows, room, device = batch * queries, aligned(count + 1), matrix.device
+    bias = None if bias is None else bias.contiguous()
     plan = built_plan(rows, room)
     weights = empty((batch, queries, room), matrix.dtype, device)
     norm = None if gain is None else empty((3,), torch.float32, device)
     scores = empty((batch, queries, aligned(classes)), matrix.dtype, device) if classes else None
     parts = matrix
     if of_the_batch:
-        parts = empty((3, plan.programs), torch.float32, device)
+        parts = empty((4, plan.programs), torch.float32, device)
         launch(
             statistics_kernel,
             (plan.programs,),

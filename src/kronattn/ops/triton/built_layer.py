@@ -146,7 +146,7 @@ def _forward(given: _Given, settings: _Settings) -> tuple[Tensor, _Kept]:
     matrix = torch.bmm(queries, asked.transpose(1, 2))
     skipped = 0 if given.skip_weight is None or mode == "qkv" else given.skip_weight.shape[0]
     weights, scale, output = weights_forward(
-        matrix, count, *_statistics(given.gain, norm), given.skip_bias if skipped else None, skipped
+        matrix, count, *_statistics(given.gain, norm), bias=given.skip_bias if skipped else None, classes=skipped
     )
     outputs = _outputs(given)
     if mode == "kv":
@@ -169,53 +169,62 @@ def _forward(given: _Given, settings: _Settings) -> tuple[Tensor, _Kept]:
 def _gradients(
     given: _Given, kept: _Kept, settings: _Settings, d_output: Tensor, wanted: tuple[bool, ...]
 ) -> list[Tensor | None]:
-    want = _Given(*wanted[: len(_Given._fields)])  # type: ignore[arg-type]
-    x, dtype = given.x, given.x.dtype
+    for_x, for_query, for_key, for_value, for_read_out, for_skip, for_bias = wanted[:7]
+    x, dtype, mode = given.x, given.x.dtype, settings.mode
     batch, channels, height, width = x.shape
-    count, room, in_rows = height + width, kept.rows.shape[1], settings.mode == "qkv"
-    flat, outputs = kept.rows.view(-1, channels), d_output.shape[1]
-    d_pixels = _as_pixels(d_output, kept.values.shape[2])
-    received = d_pixels
-    if in_rows:
+    count, room, outputs = height + width, kept.rows.shape[1], d_output.shape[1]
+    d_pixels = received = _as_pixels(d_output, kept.values.shape[2])
+    if mode == "qkv":
         pixels = _as_grid(d_pixels, d_pixels.shape[2], height, width)
         received = averages_forward(pixels, height, width, dtype=torch.float32, mean=False)
     d_values = torch.bmm(kept.weights.transpose(1, 2), received)
     d_weights = torch.bmm(received, kept.values.transpose(1, 2))
-    skips = given.skip_weight is not None
     d_matrix, d_gain = weights_backward(
-        kept.matrix, kept.weights, d_weights, d_pixels if skips and not in_rows else None, kept.norm, given.gain,
-        count, settings.norm is not None and settings.norm.of_the_batch,
-    )  # fmt: skip
+        kept.matrix,
+        kept.weights,
+        d_weights,
+        d_pixels if mode == "kv" and given.skip_weight is not None else None,
+        kept.norm,
+        given.gain,
+        count,
+        settings.norm is not None and settings.norm.of_the_batch,
+    )
     d_asked = torch.bmm(d_matrix.transpose(1, 2), kept.queries)
 
-    d_x = d_queries = d_query_weight = d_skip_weight = d_skip_bias = None
-    if in_rows:
-        d_queries = centre(torch.bmm(d_matrix, kept.asked), dtype, True).view(flat.shape[0], -1)
-        if skips:
-            d_skip = torch.bmm(d_pixels.transpose(1, 2), x.flatten(2).transpose(1, 2)) if want.skip_weight else None
-            if want.x and kept.skip_map is not None:
-                d_x = _of_features(d_pixels, kept.skip_map, x)
-            d_bias = received[:, :width, :outputs]
+    # What is yet to be summed over samples and positions: (N, outputs or more, C) and (N, any, outputs or more).
+    d_x = d_queries = d_skip = None
+    if mode == "qkv":
+        d_queries = centre(torch.bmm(d_matrix, kept.asked), dtype, True).view(batch * room, -1)
+        d_bias = received[:, :width]
+        if kept.skip_map is not None:
+            d_x = _of_features(d_pixels, kept.skip_map, x) if for_x else None
+            d_skip = torch.bmm(d_pixels.transpose(1, 2), x.flatten(2).transpose(1, 2)) if for_skip else None
     else:
-        if want.x:
-            d_x = _of_features(d_matrix, kept.asked, x)
-        if skips:
-            d_skip, d_asked = d_asked[:, room:], d_asked[:, :room]
-            d_bias = d_values[:, count : count + 1, :outputs]
-    if given.skip_weight is not None and want.skip_weight:
+        d_bias = d_values[:, count : count + 1]
+        d_x = _of_features(d_matrix, kept.asked, x) if for_x else None
+        if given.skip_weight is not None:
+            d_asked, d_skip = d_asked[:, :room], d_asked[:, room:]
+    d_skip_weight = d_skip_bias = None
+    if given.skip_weight is not None and d_skip is not None and for_skip:
         d_skip_weight = d_skip[:, :outputs].sum(dim=0, dtype=given.skip_weight.dtype).view(given.skip_weight.shape)
-    if given.skip_bias is not None and want.skip_bias:
-        d_skip_bias = d_bias.sum(dim=(0, 1), dtype=given.skip_bias.dtype)
-    d_keys = d_asked.to(dtype).reshape(flat.shape[0], -1)
-    d_values = d_values.to(dtype).view(flat.shape[0], -1)
-    if not in_rows and kept.query_weight is not None:
-        d_query_weight = torch.mm(kept.keys.t(), d_keys) if want.query_weight else None
+    if given.skip_bias is not None and for_bias:
+        d_skip_bias = d_bias[..., :outputs].sum(dim=(0, 1), dtype=given.skip_bias.dtype)
+
+    flat = kept.rows.view(batch * room, channels)
+    d_keys = d_asked.to(dtype).reshape(batch * room, -1)
+    d_values = d_values.to(dtype).view(batch * room, -1)
+    d_query_weight = None
+    if d_queries is not None:
+        d_query_weight = torch.mm(d_queries.t(), flat) if for_query else None
+    elif kept.query_weight is not None:
+        d_query_weight = torch.mm(kept.keys.t(), d_keys) if for_query else None
         d_keys = torch.mm(d_keys, kept.query_weight.t())
-    elif kept.query_weight is not None and want.query_weight:
-        d_query_weight = torch.mm(d_queries.t(), flat)
-    d_key_weight = torch.mm(d_keys.t(), flat) if want.key_weight else None
-    d_value_weight, d_read_out = _of_value_map(d_values, flat, outputs, given, kept, want)
-    if want.x:
+    d_key_weight = torch.mm(d_keys.t(), flat) if for_key else None
+    d_value_weight = d_read_out = None
+    if for_value or for_read_out:
+        d_map = torch.mm(d_values.t(), flat)
+        d_value_weight, d_read_out = _of_value_map(d_map if len(d_map) == outputs else d_map[:outputs], kept)
+    if for_x:
         pieces = [(d_keys, kept.key_weight), (d_values, kept.value_map)]
         if d_queries is not None:
             pieces.append((d_queries, kept.query_weight))
@@ -224,10 +233,12 @@ def _gradients(
             d_averages, x, height, width, column_scale=1 / height, row_scale=1 / width, added=d_x, output=d_x
         )
     found = [d_x, d_query_weight, d_key_weight, d_value_weight, d_read_out, d_skip_weight, d_skip_bias, d_gain]
-    return [d if d is None else d.to(of.dtype) for d, of in zip(found, given, strict=True)]
+    return [None if d is None or of is None else d.to(of.dtype) for d, of in zip(found, given, strict=True)]
 
 
-def _statistics(gain: Tensor | None, norm: NormState | None) -> tuple[Any, ...]:
+def _statistics(
+    gain: Tensor | None, norm: NormState | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, float, float, bool]:
     if norm is None:
         return None, None, None, None, 0.0, 0.0, False
     return gain, norm.running_mean, norm.running_var, norm.batches, norm.momentum, norm.eps, norm.of_the_batch
@@ -248,20 +259,12 @@ def _value_map(weight: Tensor | None, read_out: Tensor | None) -> Tensor | None:
     return product
 
 
-def _of_value_map(
-    d_values: Tensor, flat: Tensor, outputs: int, given: _Given, kept: _Kept, want: _Given
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the values' own map and of what is read out."""
+def _of_value_map(d_map: Tensor, kept: _Kept) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the values' own map and of what is read out, from that of both in one."""
     weight, read_out = kept.value_weight, kept.read_out
-    if not (want.value_weight or want.read_out):
-        return None, None
-    d_map = torch.mm(d_values.t(), flat)
-    d_map = d_map if d_map.shape[0] == outputs else d_map[:outputs]
     if weight is None or read_out is None:
         return (d_map, None) if read_out is None else (None, d_map.view(read_out.shape))
-    d_weight = torch.mm(read_out.flatten(1).t(), d_map) if want.value_weight else None
-    d_read_out = torch.mm(d_map, weight.t()).view(read_out.shape) if want.read_out else None
-    return d_weight, d_read_out
+    return torch.mm(read_out.flatten(1).t(), d_map), torch.mm(d_map, weight.t()).view(read_out.shape)
 
 
 def _asked(keys: Tensor, query_weight: Tensor | None, skip_weight: Tensor | None) -> Tensor:
@@ -286,10 +289,10 @@ def _of_features(d_products: Tensor, multiplied: Tensor, x: Tensor) -> Tensor:
 
 def _of_rows(pieces: list[tuple[Tensor, Tensor | None]]) -> Tensor:
     """What rows receive from the gradients of all their maps."""
-    mapped = [(d, weight) for d, weight in pieces if weight is not None]
-    total = None
-    for d, weight in mapped:
-        total = torch.mm(d, weight) if total is None else total.addmm_(d, weight)
+    total: Tensor | None = None
+    for d, weight in pieces:
+        if weight is not None:
+            total = torch.mm(d, weight) if total is None else total.addmm_(d, weight)
     for d, weight in pieces:
         if weight is None:
             total = d if total is None else total + d

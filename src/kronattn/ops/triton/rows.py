@@ -145,6 +145,7 @@ def padded_rows(x: Tensor, copies: int, first: int, dtype: torch.dtype) -> Tenso
     Returns:
         (copies, first + aligned(K), C) in ``dtype``, its first rows yet to be written.
     """
+    x = x.contiguous()
     count = x.shape[0]
     channels, room = x.numel() // count, aligned(count)
     padded = empty((copies, first + room, channels), dtype, x.device)
