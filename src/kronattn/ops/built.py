@@ -4,7 +4,8 @@ Averages of features that are not negative are much alike: most of each is their
 what all keys share, so the mean is taken off before anything is rounded to half precision, and kept beside the rest
 as one more column: E's batch statistics do see it.
 
-All of this is differentiated by PyTorch itself. :mod:`kronattn.ops.gpu` says where it is worth it.
+All of this is differentiated by PyTorch itself; :mod:`kronattn.ops.triton.built_layer` is the same on kernels.
+:mod:`kronattn.ops.gpu` says where it is worth it.
 """
 
 from __future__ import annotations
