@@ -1,7 +1,7 @@
 """A self-attention layer over an image with its coefficients built, and its gradient by hand.
 
 PyTorch could find the gradient of :mod:`kronattn.ops.built` by itself. But these are many operators on small tensors,
-which take a GPU less time than it takes to ask for them: here there are a third as many, without autograd's own work
+which take a GPU less time than it takes to ask for them: here there are half as many, without autograd's own work
 for each. And the features, by far the largest tensor, are read once for all of their products, and their gradient is
 written once and added to in place: also where classes are read off the features beside the attention's output.
 """
