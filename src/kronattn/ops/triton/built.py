@@ -32,21 +32,24 @@ def row_offsets(b_r, columns_over):
 
 
 @triton.jit
-def load_block(x, b_r, b_j, last, limit, columns_over):
-    """Rows b_r before ``last`` and columns b_j before ``limit`` in float32, zeros elsewhere."""
-    b_mask = (b_r < last)[:, None] & (b_j < limit)[None, :]
+def load_block(x, b_r, b_j, last, limit_over, columns_over):
+    """Rows b_r before ``last`` and columns b_j before ``limit_over`` eights in float32, zeros elsewhere.
+
+    A limit in between would have the columns loaded one by one: callers mask what they do not want.
+    """
+    b_mask = (b_r < last)[:, None] & (b_j < limit_over * 8)[None, :]
     return tl.load(x + row_offsets(b_r, columns_over) + b_j[None, :], mask=b_mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def store_block(x, b_x, b_r, b_j, last, limit, columns_over):
-    b_mask = (b_r < last)[:, None] & (b_j < limit)[None, :]
+def store_block(x, b_x, b_r, b_j, last, limit_over, columns_over):
+    b_mask = (b_r < last)[:, None] & (b_j < limit_over * 8)[None, :]
     tl.store(x + row_offsets(b_r, columns_over) + b_j[None, :], b_x.to(x.dtype.element_ty), mask=b_mask)
 
 
 @triton.jit
 def statistics_kernel(
-    matrix, parts, rows, count, columns_over, per_program, BM: tl.constexpr, BS: tl.constexpr
+    matrix, parts, rows, count, room_over, columns_over, per_program, BM: tl.constexpr, BS: tl.constexpr
 ):  # fmt: skip
     """Parts (4, programs): squares of what sets keys apart; and of what they share the first, how far the mean is from
     it, and squared deviations.
@@ -62,7 +65,7 @@ def statistics_kernel(
     b_squares = tl.zeros([BM], tl.float32)
     for r in tl.range(first, last, BM):
         b_r = r + tl.arange(0, BM)
-        b_e = load_block(matrix, b_r, b_j, last, count + 1, columns_over)
+        b_e = load_block(matrix, b_r, b_j, last, room_over, columns_over)
         b_shared = tl.sum(tl.where((b_j == count)[None, :], b_e, 0.0), axis=1)
         b_e = tl.where((b_j < count)[None, :], b_e, 0.0)
         b_apart += tl.sum(b_e * b_e, axis=1)
@@ -158,26 +161,28 @@ def weights_kernel(
     b_j = tl.arange(0, BS)
     for r in tl.range(first, last, BM):
         b_r = r + tl.arange(0, BM)
-        b_e = load_block(matrix, b_r, b_j, last, count, columns_over) * (scale * LOG2E)
+        b_e = load_block(matrix, b_r, b_j, last, room_over, columns_over) * (scale * LOG2E)
         b_e = tl.where((b_j < count)[None, :], b_e, float("-inf"))
         b_e = tl.exp2(b_e - tl.max(b_e, axis=1)[:, None])
         b_e = b_e / tl.sum(b_e, axis=1)[:, None]
         b_e = tl.where((b_j == count)[None, :], 1.0, b_e)
-        store_block(weights, b_e, b_r, b_j, last, room_over * 8, room_over)
+        store_block(weights, b_e, b_r, b_j, last, room_over, room_over)
         if SCORES:
             for k in range(0, classes_over * 8, BK):
                 b_k = k + tl.arange(0, BK)
-                b_s = load_block(matrix + room_over * 8, b_r, b_k, last, classes, columns_over)
+                b_s = load_block(matrix + room_over * 8, b_r, b_k, last, classes_over, columns_over)
+                b_s = tl.where((b_k < classes)[None, :], b_s, 0.0)
                 if BIAS:
                     b_s += tl.load(bias + b_k, mask=b_k < classes, other=0.0).to(tl.float32)[None, :]
-                store_block(scores, b_s, b_r, b_k, last, classes_over * 8, classes_over)
+                store_block(scores, b_s, b_r, b_k, last, classes_over, classes_over)
 
 
 @triton.jit
 def logits_gradient(weights, d_weights, b_r, b_j, last, count, room_over):
     """What the softmax's input receives: (rows, keys), zero past the keys."""
-    b_w = load_block(weights, b_r, b_j, last, count, room_over)
-    b_dw = load_block(d_weights, b_r, b_j, last, count, room_over)
+    b_keys = (b_j < count)[None, :]
+    b_w = tl.where(b_keys, load_block(weights, b_r, b_j, last, room_over, room_over), 0.0)
+    b_dw = tl.where(b_keys, load_block(d_weights, b_r, b_j, last, room_over, room_over), 0.0)
     return b_w * (b_dw - tl.sum(b_w * b_dw, axis=1)[:, None])
 
 
@@ -194,7 +199,8 @@ def scale_gradient_kernel(
     for r in tl.range(first, last, BM):
         b_r = r + tl.arange(0, BM)
         b_d = logits_gradient(weights, d_weights, b_r, b_j, last, count, room_over)
-        b_sum += tl.sum(b_d * load_block(matrix, b_r, b_j, last, count, columns_over), axis=1)
+        b_e = load_block(matrix, b_r, b_j, last, room_over, columns_over)
+        b_sum += tl.sum(b_d * tl.where((b_j < count)[None, :], b_e, 0.0), axis=1)
     tl.store(parts + tl.program_id(0), tl.sum(b_sum, axis=0))
 
 
@@ -246,14 +252,14 @@ def matrix_gradient_kernel(
         b_r = r + tl.arange(0, BM)
         b_d = logits_gradient(weights, d_weights, b_r, b_j, last, count, room_over) * scale
         if OF_BATCH:
-            b_e = load_block(matrix, b_r, b_j, last, count + 1, columns_over)
+            b_e = load_block(matrix, b_r, b_j, last, room_over, columns_over)
             b_d += tl.where((b_j == count)[None, :], (b_e - mean) * (pull * count), b_e * pull)
-        store_block(d_matrix, b_d, b_r, b_j, last, room_over * 8, columns_over)
+        store_block(d_matrix, b_d, b_r, b_j, last, room_over, columns_over)
         if SCORES:
             for k in range(0, classes_over * 8, BK):
                 b_k = k + tl.arange(0, BK)
-                b_s = load_block(d_scores, b_r, b_k, last, classes_over * 8, classes_over)
-                store_block(d_matrix + room_over * 8, b_s, b_r, b_k, last, classes_over * 8, columns_over)
+                b_s = load_block(d_scores, b_r, b_k, last, classes_over, classes_over)
+                store_block(d_matrix + room_over * 8, b_s, b_r, b_k, last, classes_over, columns_over)
 
 
 @recorded
@@ -297,7 +303,7 @@ def weights_forward(
         launch(
             statistics_kernel,
             (plan.programs,),
-            matrix, parts, rows, count, columns // 8, plan.per_program, plan.block_rows, plan.block_keys,
+            matrix, parts, rows, count, room // 8, columns // 8, plan.per_program, plan.block_rows, plan.block_keys,
             num_warps=plan.warps,
         )  # fmt: skip
     launch(
