@@ -186,18 +186,26 @@ def test_second_derivatives(mode, training, seen, monkeypatch):
     x = features(torch.float32, batch=1)
     head = make_head(mode).train(training)
     exact = copy.deepcopy(head).double()
+    names = ["x", *dict(head.named_parameters())]
     found = []
     for one, leaf in ((head, x.detach()), (exact, x.detach().double())):
         on_gpu(monkeypatch, one is head)
         sources = [leaf.requires_grad_(), *one.parameters()]
-        gradients = torch.autograd.grad(one(leaf).square().mean(), sources, create_graph=True)
-        penalty = sum(gradient.square().sum() for gradient in gradients)
-        found.append([*gradients, *torch.autograd.grad(penalty, sources, allow_unused=True)])
+        first = torch.autograd.grad(one(leaf).square().mean(), sources, create_graph=True)
+        penalty = sum(gradient.square().sum() for gradient in first)
+        second = torch.autograd.grad(penalty, sources, allow_unused=True)
+        found.append([dict(zip(names, gradients, strict=True)) for gradients in (first, second)])
     # The first gradients are by autograd; the second ones come to the scores' own, which need not be.
     assert seen == ["_forward", "_gradients"]
-    for one, expected in zip(*found, strict=True):
-        assert (one is None) == (expected is None)
-        assert one is None or relative_error(one, expected, 1e-3) < TOLERANCE[torch.float32]
+    for actual, expected in zip(*found, strict=True):
+        # The gain multiplies what the query's map does, so it receives the sum of all that the map's entries receive,
+        # each times its entry. These nearly cancel at times, and its error is theirs.
+        terms = (exact.attn.query_map.weight * expected["attn.query_map.weight"]).abs().sum().item()
+        for name, one in actual.items():
+            assert (one is None) == (expected[name] is None), name
+            if one is not None:
+                floor = terms if name == "attn.norm.bn.weight" else 1e-3
+                assert relative_error(one, expected[name], floor) < TOLERANCE[torch.float32], name
 
 
 @pytest.mark.parametrize("mode", MODES)
