@@ -15,7 +15,7 @@ from kronattn.data.prepare import prepare_image
 from kronattn.explain.operators import LABELS, Comparison, compare_operators
 from kronattn.explain.place import grid_position
 from kronattn.explain.view import draw_view
-from kronattn.nn.attention import GridAttention
+from kronattn.nn.grid_attention import GridAttention
 
 if TYPE_CHECKING:
     from torch import nn

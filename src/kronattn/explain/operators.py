@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kronattn.nn import DenseAttention, KroneckerAttention, record_coefficients
-from kronattn.nn.attention import GridAttention
+from kronattn.nn.grid_attention import GridAttention
 from kronattn.nn.recorded import RecordedAttention
 
 __all__ = ["LABELS", "MODES", "Comparison", "compare_operators"]

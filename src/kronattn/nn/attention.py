@@ -1,4 +1,4 @@
-"""Attention modules: linear maps and batch norm of the coefficients around the operators."""
+"""The attention modules: Kronecker attention and regular attention, as layers."""
 
 from __future__ import annotations
 
@@ -6,127 +6,23 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.nn.fx import traced_as_one_node
+from kronattn.nn.grid_attention import GridAttention, map_channels, weight_of
 from kronattn.ops import built, gpu
 from kronattn.ops.attend import at_least_float32, is_captured
 from kronattn.ops.attention import pool_grid
 from kronattn.ops.autocast import without_autocast
 from kronattn.ops.backends import Backend, axis_averages, choose_backend
-from kronattn.ops.checks import check_heads, check_mode, check_scale, check_triple
+from kronattn.ops.checks import check_mode
 from kronattn.ops.grid import spread
 from kronattn.ops.plain import attend_positions
 
 __all__ = ["DenseAttention", "KroneckerAttention"]
 
-COEFFICIENT_NORMS = ("batch", "batch_per_key", None)
 # Rows and columns of a feature map that one would put Kronecker attention on.
 _TYPICAL_KEYS = 128
-
-
-class GridAttention(nn.Module):
-    """What the two modules share: the maps of Q, K and V, and the norm of the coefficients."""
-
-    def __init__(
-        self,
-        channels: int,
-        *,
-        num_heads: int,
-        project: str,
-        coefficient_norm: str | None,
-        scale: float,
-        qk_channels: int | None,
-        out_channels: int | None,
-        num_keys: int | None,
-        device: Any,
-        dtype: Any,
-    ) -> None:
-        super().__init__()
-        if not isinstance(channels, int):
-            raise TypeError(f"channels must be an int, not {type(channels).__name__}")
-        if channels < 1:
-            raise ValueError(f"channels must be at least 1, not {channels}")
-        if len(set(project)) != len(project) or not set(project) <= set("qkv"):
-            raise ValueError(f'project must name which of q, k, v are mapped, like "", "v" or "qkv", not {project!r}')
-        if coefficient_norm not in COEFFICIENT_NORMS:
-            known = ", ".join(repr(known) for known in COEFFICIENT_NORMS)
-            raise ValueError(f"coefficient_norm must be one of {known}, not {coefficient_norm!r}")
-        if coefficient_norm == "batch_per_key" and num_keys is None:
-            raise ValueError('coefficient_norm="batch_per_key" needs grid, the fixed size of the keys\' grid')
-        if qk_channels not in (None, channels) and not set("qk") <= set(project):
-            raise ValueError(f"qk_channels={qk_channels} needs maps of q and k: project must contain both")
-        if out_channels not in (None, channels) and "v" not in project:
-            raise ValueError(f'out_channels={out_channels} needs a map of v: project must contain "v"')
-        check_heads(num_heads, qk_channels or channels, "query")
-        check_heads(num_heads, out_channels or channels, "value")
-        check_scale(scale, num_heads)
-        self.channels = channels
-        self.num_heads = num_heads
-        self.project = project
-        self.coefficient_norm = coefficient_norm
-        self.scale = scale
-        self.qk_channels = qk_channels or channels
-        self.out_channels = out_channels or channels
-
-        def linear(name: str, out: int) -> nn.Linear | None:
-            return nn.Linear(channels, out, bias=False, device=device, dtype=dtype) if name in project else None
-
-        self.query_map = linear("q", self.qk_channels)
-        self.key_map = linear("k", self.qk_channels)
-        self.value_map = linear("v", self.out_channels)
-        self.norm: CoefficientNorm | None = None
-        if coefficient_norm is not None:
-            self.norm = CoefficientNorm(
-                num_heads, num_keys=num_keys if coefficient_norm == "batch_per_key" else None
-            ).to(device=device, dtype=dtype)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Xavier's initialisation of the maps, as in the paper."""
-        for linear in (self.query_map, self.key_map, self.value_map):
-            if linear is not None:
-                nn.init.xavier_uniform_(linear.weight)
-        if self.norm is not None:
-            self.norm.reset_parameters()
-
-    def _checked(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = check_triple(query, key, value, 1, 1.0)
-        if query.shape[1] != self.channels or value.shape[1] != self.channels:
-            name, x = ("query", query) if query.shape[1] != self.channels else ("value", value)
-            raise ValueError(
-                f"{type(self).__name__} was built for {self.channels} channels, but {name} has {x.shape[1]}"
-            )
-        return query, key, value
-
-    def _normalised(self, query: Tensor, key: Tensor, query_mean: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(N, C, n) keys with the scale and the norm of the coefficients multiplied in, and each key's bias."""
-        if self.scale != 1:
-            key = key * self.scale
-        if self.norm is None:
-            return key, None
-        heads = (self.num_heads, -1)
-        if query_mean is not None:
-            query_mean = query_mean.unflatten(1, heads)
-        if self.num_heads == 1:
-            scale, bias = self.norm(query.flatten(2).unsqueeze(1), key.unsqueeze(1), query_mean)
-            return key * scale, bias
-        key = key.unflatten(1, heads)
-        scale, bias = self.norm(query.flatten(2).unflatten(1, heads), key, query_mean)
-        return (key * scale).flatten(1, 2), bias
-
-    def extra_repr(self) -> str:
-        parts = [f"{self.channels}"]
-        if self.out_channels != self.channels:
-            parts.append(f"out_channels={self.out_channels}")
-        if self.qk_channels != self.channels:
-            parts.append(f"qk_channels={self.qk_channels}")
-        parts.append(f"num_heads={self.num_heads}, project={self.project!r}")
-        parts.append(f"coefficient_norm={self.coefficient_norm!r}, scale={self.scale}")
-        return ", ".join(parts)
 
 
 class KroneckerAttention(GridAttention):
@@ -213,7 +109,7 @@ class KroneckerAttention(GridAttention):
             added = skipped if added is None else added + skipped
         if reads_values:
             return self._attend(query, key, value, added, self._value_weight(read_out))
-        output = _mapped(self._attend(query, key, value, None, self._value_weight(None)), read_out)
+        output = map_channels(self._attend(query, key, value, None, self._value_weight(None)), read_out)
         return output if added is None else output + added
 
     def _reads_out_values(self, read_out: Tensor) -> bool:
@@ -229,7 +125,7 @@ class KroneckerAttention(GridAttention):
 
     def _value_weight(self, read_out: Tensor | None) -> Tensor | None:
         """The map that values get: their own and, where they are read out, both in one."""
-        weight = _weight(self.value_map)
+        weight = weight_of(self.value_map)
         if read_out is None or weight is None:
             return weight if read_out is None else read_out
         # A GPU multiplies half precision at its best as it is; elsewhere nothing is gained by rounding the product.
@@ -262,21 +158,21 @@ class KroneckerAttention(GridAttention):
         key_averages = axis_averages(key, backend)
         value_averages = key_averages if value is key else axis_averages(value, backend)
         query_averages = key_averages if query is key else None
-        query_weight = _weight(self.query_map)
-        keys, values = _mapped(key_averages, _weight(self.key_map)), _mapped(value_averages, value_weight)
+        query_weight = weight_of(self.query_map)
+        keys, values = map_channels(key_averages, weight_of(self.key_map)), map_channels(value_averages, value_weight)
         if self.mode == "qkv":
             if query_averages is None:
                 query_averages = axis_averages(query, backend)
-            queries = _mapped(query_averages, query_weight)
+            queries = map_channels(query_averages, query_weight)
             keys, bias = self._normalised(queries, keys)
         else:
             queries = None
             query_mean = self._mean_query(query_averages, query.shape[-1])
             # Batch statistics take the square of the number of channels that queries and keys have.
             if query_weight is not None and not self._uses_batch_statistics and self._maps_keys_instead(keys.shape[-1]):
-                keys = _mapped(keys, query_weight.t())
+                keys = map_channels(keys, query_weight.t())
             else:
-                query = _mapped(query, query_weight)
+                query = map_channels(query, query_weight)
             keys, bias = self._normalised(query, keys, query_mean)
         return backend.attend_averages(
             query, keys, values, queries=queries, num_heads=self.num_heads, key_bias=bias, added=added
@@ -295,12 +191,12 @@ class KroneckerAttention(GridAttention):
         grid, count = query.shape[2:], sum(key.shape[2:])
         key_columns = _deviations(key, backend)
         value_columns = key_columns if value is key else _deviations(value, backend)
-        keys = _mapped(key_columns, _weight(self.key_map))
-        values = built.restored(_mapped(value_columns, value_weight), count)
-        query_weight = _weight(self.query_map)
+        keys = map_channels(key_columns, weight_of(self.key_map))
+        values = built.restored(map_channels(value_columns, value_weight), count)
+        query_weight = weight_of(self.query_map)
         if self.mode == "qkv":
             query_columns = key_columns if query is key else _deviations(query, backend)
-            queries = at_least_float32(built.restored(_mapped(query_columns, query_weight), sum(grid)))
+            queries = at_least_float32(built.restored(map_channels(query_columns, query_weight), sum(grid)))
             # Of rows and columns there are so few that their coefficients need not be rounded.
             keys, values = at_least_float32(keys), at_least_float32(values)
         else:
@@ -310,9 +206,9 @@ class KroneckerAttention(GridAttention):
         if self.norm is not None and not self._uses_batch_statistics:
             keys = (keys * self.norm(queries.unsqueeze(1), keys.unsqueeze(1))[0]).to(keys.dtype)
         if self.mode == "kv" and query_weight is not None and self._maps_keys_instead(count):
-            keys = _mapped(keys, query_weight.t())
+            keys = map_channels(keys, query_weight.t())
         elif self.mode == "kv":
-            queries = _mapped(queries, query_weight)
+            queries = map_channels(queries, query_weight)
         apart, shared = built.coefficients(queries, keys, count)
         scale = None
         if self.norm is not None and self._uses_batch_statistics:
@@ -342,7 +238,7 @@ class KroneckerAttention(GridAttention):
         layer = None if skip is not None and read_out is None else self._built_layer(x)
         if layer is None:
             return None
-        weights = _weight(self.query_map), _weight(self.key_map), _weight(self.value_map)
+        weights = weight_of(self.query_map), weight_of(self.key_map), weight_of(self.value_map)
         state = None if self.norm is None else self.norm.state()
         skip_weight, skip_bias = (None, None) if skip is None else skip
         with without_autocast(x):
@@ -368,7 +264,7 @@ class KroneckerAttention(GridAttention):
         """
         if averages is None or not self._uses_batch_statistics:
             return None
-        return _mapped(averages[..., :width].mean(dim=-1, keepdim=True), _weight(self.query_map))
+        return map_channels(averages[..., :width].mean(dim=-1, keepdim=True), weight_of(self.query_map))
 
     @property
     def _uses_batch_statistics(self) -> bool:
@@ -446,9 +342,9 @@ class DenseAttention(GridAttention):
             pooled = pool_grid(key, self.pool)
             value = pooled if value is key else pool_grid(value, self.pool)
             key = pooled
-        query = _mapped(query, _weight(self.query_map))
-        keys = _mapped(key, _weight(self.key_map)).flatten(2)
-        values = _mapped(value, _weight(self.value_map)).flatten(2)
+        query = map_channels(query, weight_of(self.query_map))
+        keys = map_channels(key, weight_of(self.key_map)).flatten(2)
+        values = map_channels(value, weight_of(self.value_map)).flatten(2)
         keys, bias = self._normalised(query, keys)
         return attend_positions(query, keys, values, num_heads=self.num_heads, key_bias=bias, added=added)
 
@@ -456,31 +352,12 @@ class DenseAttention(GridAttention):
         return f"{super().extra_repr()}, pool={self.pool}"
 
 
-def _weight(linear: nn.Linear | None) -> Tensor | None:
-    return None if linear is None else linear.weight
-
-
 def _skipped(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A linear map of (N, C, *grid), with its bias."""
-    mapped = _mapped(x, weight.flatten(1))
+    mapped = map_channels(x, weight.flatten(1))
     return mapped if bias is None else mapped + bias.to(mapped.dtype).view(-1, *[1] * (x.dim() - 2))
 
 
 def _deviations(x: Tensor, backend: Backend) -> Tensor:
     """Averages of (N, C, *grid) as :func:`kronattn.ops.built.deviations`, in x's dtype."""
     return built.deviations(axis_averages(x, backend)).to(x.dtype)
-
-
-def _mapped(x: Tensor, weight: Tensor | None) -> Tensor:
-    """Apply a map to the channels of (N, C, *positions), keeping them side by side where they are."""
-    if weight is None:
-        return x
-    # Averages are in float32 also where a network's weights are in half precision.
-    weight = weight if weight.dtype == x.dtype else weight.to(x.dtype)
-    columns = x if x.dim() == 3 else x.flatten(2)
-    if x.stride(1) == 1:
-        mapped = F.linear(columns.transpose(1, 2), weight).transpose(1, 2)
-    else:
-        # A product for each sample: matmul would get there too, by way of copies.
-        mapped = torch.bmm(weight.expand(x.shape[0], -1, -1), columns)
-    return mapped if x.dim() == 3 else mapped.unflatten(2, x.shape[2:])

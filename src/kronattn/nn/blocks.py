@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from kronattn.nn.attention import GridAttention, KroneckerAttention
+from kronattn.nn.attention import KroneckerAttention
+from kronattn.nn.grid_attention import GridAttention
 from kronattn.nn.norm_act import fuses_norms, norm_act_at_once
 from kronattn.ops.attend import is_captured
 

@@ -9,8 +9,9 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from kronattn.nn.attention import DenseAttention, GridAttention, KroneckerAttention
+from kronattn.nn.attention import DenseAttention, KroneckerAttention
 from kronattn.nn.coefficient_norm import CoefficientNorm
+from kronattn.nn.grid_attention import GridAttention
 from kronattn.nn.recorded import RecordedAttention, wide
 from kronattn.ops.attention import pool_grid
 from kronattn.ops.autocast import without_autocast

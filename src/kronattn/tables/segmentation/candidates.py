@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kronattn.models.deeplab import HEADS as NETWORK_HEADS
 from kronattn.nn import DenseAttention, DenseSegmentationHead
-from kronattn.nn.attention import _mapped, _weight
+from kronattn.nn.grid_attention import map_channels, weight_of
 
 __all__ = ["HEADS", "BuiltSegmentationHead", "Case", "Head"]
 
@@ -46,11 +46,11 @@ class _BuiltAttention(DenseAttention):
     def forward(
         self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, added: Tensor | None = None
     ) -> Tensor:
-        q = _mapped(query, _weight(self.query_map)).flatten(2)
-        keys, _ = self._normalised(q, _mapped(query, _weight(self.key_map)).flatten(2))
+        q = map_channels(query, weight_of(self.query_map)).flatten(2)
+        keys, _ = self._normalised(q, map_channels(query, weight_of(self.key_map)).flatten(2))
         # One row a query: the softmax runs along memory, which is the fastest of the ways to write Eq. 1.
         coefficients = torch.bmm(q.transpose(1, 2), keys.to(q.dtype)).softmax(dim=-1)
-        values = _mapped(query, _weight(self.value_map)).flatten(2)
+        values = map_channels(query, weight_of(self.value_map)).flatten(2)
         return torch.bmm(values, coefficients.transpose(1, 2)).unflatten(2, query.shape[2:])
 
 
