@@ -88,3 +88,26 @@ def test_normalise():
     settings = ImageSettings(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
     images = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 3, 2, 2)
     assert torch.allclose(augment.normalise(images, settings)[:, 0, 0, 0], torch.tensor([-2.0, 2.0]))
+
+
+def test_colours_of_an_evaluation_serve_training_too():
+    settings = ImageSettings(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    images = torch.rand(1, 3, 2, 2) * 255
+    with torch.inference_mode():
+        augment.normalise(images, settings)
+    augment.normalise(images.requires_grad_(), settings).square().sum().backward()
+    assert images.grad is not None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_nothing_waits_for_the_gpu():
+    settings = ImageSettings()
+    images = torch.randint(256, (4, 3, 40, 40), dtype=torch.uint8, device="cuda")
+    augment.normalise(images, settings)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        cut = augment.flip(augment.random_resized_crop(images, 32, (0.3, 1.0)), 0.5)
+        augment.random_erase(augment.normalise(augment.jitter(cut, 0.3), settings), 0.5)
+        augment.normalise(augment.random_crop(images, 32), settings)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from safetensors.torch import load_file
 
 from kronattn.models.files import load_model
@@ -240,3 +241,36 @@ def test_how_it_is_compiled(recipe, tmp_path, monkeypatch, setting, mode):
     train(replace(recipe, epochs=1, compile=setting), folder=tmp_path / "run")
     assert seen == [{"dynamic": False, "mode": mode}]
     assert load_recipe(tmp_path / "run" / "config.yaml").compile == setting
+
+
+class _Losses(Callback):
+    """Each step's loss, by epoch."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.setdefault(trainer.current_epoch, []).append((float(outputs["loss"]), len(batch[0])))
+
+
+@pytest.mark.parametrize("iterations", [None, 6], ids=["whole epochs", "ends within an epoch"])
+def test_figures_of_training_are_means_over_an_epoch(recipe, tmp_path, iterations):
+    losses = _Losses()
+    settings = replace(recipe, epochs=2, iterations=iterations, batch_size=4)
+    result = train(settings, folder=tmp_path / "run", callbacks=[losses])
+    rows = list(csv.DictReader((tmp_path / "run" / "history.csv").open()))
+    steps = [len(seen) for seen in losses.seen.values()]
+    assert len(set(steps)) == (1 if iterations is None else 2)
+    for row, seen in zip(rows, losses.seen.values(), strict=True):
+        images = sum(size for _, size in seen)
+        assert float(row["train/loss"]) == pytest.approx(sum(loss * size for loss, size in seen) / images)
+        assert 0 <= float(row["train/top1"]) <= 1
+    assert result["train_loss"] == pytest.approx(float(rows[-1]["train/loss"]))
+
+
+def test_nothing_piles_up_with_every_step(recipe, tmp_path):
+    """torch.manual_seed leaves a note for each kind of device that is not in use."""
+    noted = len(torch.cuda._queued_calls)
+    train(replace(recipe, epochs=2, accelerator="cpu"), folder=tmp_path / "run")
+    # Lightning seeds a run once.
+    assert len(torch.cuda._queued_calls) <= noted + 1

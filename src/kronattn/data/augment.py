@@ -7,6 +7,7 @@ waiting for it. All draws come from PyTorch's generator of that device.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -112,9 +113,16 @@ def random_erase(images: Tensor, probability: float, area: tuple[float, float] =
 
 def normalise(images: Tensor, settings: ImageSettings) -> Tensor:
     """(N, 3, H, W) of values from 0 to 255 to float32 of about zero mean and unit variance."""
-    mean = torch.tensor(settings.mean, device=images.device).view(3, 1, 1) * 255
-    std = torch.tensor(settings.std, device=images.device).view(3, 1, 1) * 255
+    mean, std = (_colour(tuple(values), images.device) for values in (settings.mean, settings.std))
     return (images.float() - mean) / std
+
+
+@lru_cache(maxsize=64)
+def _colour(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """A colour, from 0 to 1, as what images are compared with. Once: to bring it to a GPU waits for all of its work."""
+    # Not as a tensor of an evaluation, if that asks first: training could not use it.
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device).view(-1, 1, 1) * 255
 
 
 def _in_window(length: int, share: Tensor, samples: int, device: torch.device) -> Tensor:

@@ -38,8 +38,7 @@ class Classifier(Learner):
         loss = F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
         wanted = labels.argmax(1) if labels.dim() > 1 else labels
         accuracy = (logits.detach().argmax(1) == wanted).float().mean()
-        self.log("train/loss", loss.detach(), on_step=False, on_epoch=True, prog_bar=True, batch_size=len(images))
-        self.log("train/top1", accuracy, on_step=False, on_epoch=True, batch_size=len(images))
+        self.note(len(images), loss=loss, top1=accuracy)
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:

@@ -13,7 +13,7 @@ from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
 from torch.utils.data import DataLoader, Dataset
 
 from kronattn.training.recipe import DataSettings
-from kronattn.training.sampling import EpochSampler, WithDraws, mixed
+from kronattn.training.sampling import EpochSampler, WithDraws, mixed, seed_draws
 
 __all__ = ["IN_MEMORY_AT_MOST", "Track", "TrainingData"]
 
@@ -113,7 +113,7 @@ class TrainingData(L.LightningDataModule):
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         assert self.trainer is not None
         if self.trainer.training:
-            torch.manual_seed(mixed(self.seed, self.trainer.global_step, self._rank()))
+            seed_draws(mixed(self.seed, self.trainer.global_step, self._rank()), self.device())
         return batch
 
     def bad_images(self) -> list[str]:

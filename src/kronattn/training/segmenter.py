@@ -51,7 +51,7 @@ class Segmenter(Learner):
         images, masks = batch
         smoothing = self.recipe.label_smoothing
         loss = F.cross_entropy(self.network(images), masks, ignore_index=self.ignore_index, label_smoothing=smoothing)
-        self.log("train/loss", loss.detach(), on_step=False, on_epoch=True, prog_bar=True, batch_size=len(images))
+        self.note(len(images), loss=loss)
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
