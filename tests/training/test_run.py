@@ -253,10 +253,14 @@ class _Losses(Callback):
         self.seen.setdefault(trainer.current_epoch, []).append((float(outputs["loss"]), len(batch[0])))
 
 
-@pytest.mark.parametrize("iterations", [None, 6], ids=["whole epochs", "ends within an epoch"])
-def test_figures_of_training_are_means_over_an_epoch(recipe, tmp_path, iterations):
+@pytest.mark.parametrize(
+    ("iterations", "precision"),
+    [(None, "32-true"), (None, "bf16-mixed"), (6, "32-true")],
+    ids=["whole epochs", "half precision", "ends within an epoch"],
+)
+def test_figures_of_training_are_means_over_an_epoch(recipe, tmp_path, iterations, precision):
     losses = _Losses()
-    settings = replace(recipe, epochs=2, iterations=iterations, batch_size=4)
+    settings = replace(recipe, epochs=2, iterations=iterations, batch_size=4, precision=precision)
     result = train(settings, folder=tmp_path / "run", callbacks=[losses])
     rows = list(csv.DictReader((tmp_path / "run" / "history.csv").open()))
     steps = [len(seen) for seen in losses.seen.values()]

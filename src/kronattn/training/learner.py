@@ -56,7 +56,7 @@ class Learner(L.LightningModule):
         for name, noted in self._noted.items():
             every = torch.stack(noted)
             shares = every.new_tensor(self._images) / sum(self._images)
-            self.log(f"train/{name}", every @ shares, on_step=False, on_epoch=True, prog_bar=name == "loss")
+            self.log(f"train/{name}", (every * shares).sum(), on_step=False, on_epoch=True, prog_bar=name == "loss")
         self._noted, self._images = {}, []
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
