@@ -126,6 +126,19 @@ def imagenette() -> list[str]:
     return readme.comparison("imagenette.json", told)
 
 
+def graphs() -> list[str]:
+    """Training compiled, without and with CUDA graphs."""
+    return [
+        "| | `compile` | images a second | waiting for data |",
+        "|---|---|---:|---:|",
+        *(
+            f"| `{row['model']}` | `{str(row['compile']).lower()}` | {row['images_per_second']:,.0f} "
+            f"| {row['waiting_for_data']:.1%} |"
+            for row in _read("training-graphs-h200.json")
+        ),
+    ]
+
+
 def camvid() -> list[str]:
     """Four heads, one recipe."""
     told = ("score", "over the first", "pixel accuracy", "MAdd", "peak memory", "images a second")
@@ -200,7 +213,7 @@ TABLES = {
     "kernels.md": {"kernels": readme.kernels},
     "networks.md": {"speed": readme.networks},
     "insert.md": {"insert": insert},
-    "training.md": {"imagenette": imagenette, "pretrained": pretrained},
+    "training.md": {"imagenette": imagenette, "graphs": graphs, "pretrained": pretrained},
     "segmentation.md": {"camvid": camvid, "camvid-test": camvid_test, "heads": heads},
 }
 
