@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from kronattn import attention, kronecker_attention
 from kronattn.ops.backends import BACKENDS
@@ -14,11 +14,15 @@ from tests.ops.cases import DTYPES, TOLERANCE, Case, cases, relative_error
 EXAMPLES = {"reference": 60, "torch": 500}
 
 
-def outputs_and_gradients(operator, tensors, weights=None, **options):
+# One value that all positions receive: its gradient is a sum of many terms, which nearly cancel here.
+ONE_KEY = Case((2, 3, 4, 4), (1,), 1, 1, 1, None, "qkv", 1.0, "contiguous", 0)
+
+
+def outputs_and_gradients(operator, tensors, dtype, **options):
+    """Gradients of a sum with weights that are numbers of ``dtype``, the same for both sides."""
     leaves = [x.detach().requires_grad_() for x in tensors]
     output = operator(*leaves, **options)
-    if weights is None:
-        weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
     gradients = torch.autograd.grad((output * weights.to(output.dtype)).sum(), leaves)
     return output.detach(), gradients
 
@@ -27,11 +31,12 @@ def compare(operator, case: Case, dtype: torch.dtype, backend: str, **options):
     tensors = case.tensors(dtype)
     options |= {"num_heads": case.heads, "scale": case.scale}
     exact, exact_gradients = outputs_and_gradients(
-        operator, [x.double() for x in tensors], backend="reference", **options
+        operator, [x.double() for x in tensors], dtype, backend="reference", **options
     )
-    output, gradients = outputs_and_gradients(operator, tensors, backend=backend, **options)
+    output, gradients = outputs_and_gradients(operator, tensors, dtype, backend=backend, **options)
     assert output.dtype == dtype
-    assert relative_error(output, exact) <= TOLERANCE[dtype]
+    # A single output may be next to nothing by chance: an average of values whose size is about one.
+    assert relative_error(output, exact, 0.1) <= TOLERANCE[dtype]
     # Where keys are all alike or the softmax saturates, large terms cancel and leave next to nothing for queries and
     # keys: errors are measured against the largest gradient of the call.
     floor = max([0.1, *(g.abs().max().item() for g in exact_gradients if g.numel())])
@@ -45,6 +50,7 @@ def compare(operator, case: Case, dtype: torch.dtype, backend: str, **options):
 @pytest.mark.parametrize("operator", [kronecker_attention, attention])
 def test_equals_the_reference(operator, backend, dtype):
     @given(case=cases())
+    @example(case=ONE_KEY)
     @settings(max_examples=EXAMPLES[backend], deadline=None, database=None, suppress_health_check=list(HealthCheck))
     def run(case: Case):
         compare(operator, case, dtype, backend, **({"mode": case.mode} if operator is kronecker_attention else {}))

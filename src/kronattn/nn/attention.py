@@ -214,8 +214,10 @@ class KroneckerAttention(GridAttention):
         if self.norm is not None and self._uses_batch_statistics:
             moments = built.built_moments(apart, shared)
             scale, _ = self.norm(queries.unsqueeze(1), keys.unsqueeze(1), moments=moments)
-        output = built.attend(apart, values, scale).to(query.dtype)
-        return spread(output, grid) if self.mode == "qkv" else output.unflatten(2, grid)
+        output = built.attend(apart, values, scale)
+        if self.mode == "qkv":
+            return spread(output, grid, query.dtype)
+        return output.to(query.dtype).unflatten(2, grid)
 
     def reads_at_once(self, x: Tensor) -> bool:
         """Whether the layer reads (N, channels, h, w) once for its self-attention and for a ``skip`` beside it."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kronattn.ops.attend import is_captured
 from kronattn.ops.checks import check_grid_tensor, check_tokens
 
 __all__ = ["axis_averages", "outer_sum"]
+
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def axis_averages(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -55,7 +60,7 @@ def outer_sum(tokens: Tensor, grid: Sequence[int]) -> Tensor:
 
 def wide_averages(x: Tensor) -> Tensor:
     """:func:`axis_averages` of input that has been checked, in float32 at least."""
-    parts = _axis_averages(x, torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else None)
+    parts = _axis_averages(x, torch.float32 if x.dtype in _HALF else None)
     return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
 
 
@@ -72,8 +77,15 @@ def _axis_averages(x: Tensor, dtype: torch.dtype | None) -> list[Tensor]:
     return [*_axis_averages(rest, None), first]
 
 
-def spread(tokens: Tensor, grid: Sequence[int]) -> Tensor:
-    """:func:`outer_sum` of input that has been checked."""
+def spread(tokens: Tensor, grid: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    """:func:`outer_sum` of input that has been checked, in ``dtype`` or the tokens' own."""
+    dtype = dtype or tokens.dtype
+    by_hand = dtype in _HALF and len(grid) > 1 and tokens.requires_grad and torch.is_grad_enabled()
+    return _Spread.apply(tokens, tuple(grid), dtype) if by_hand and not is_captured() else _spread(tokens, grid, dtype)
+
+
+def _spread(tokens: Tensor, grid: Sequence[int], dtype: torch.dtype) -> Tensor:
+    tokens = tokens.to(dtype)
     start, total = grid[-1], tokens[..., : grid[-1]]
     for size in reversed(grid[:-1]):
         # Small sums first: the vectors of the last axes, then one axis more with each step.
@@ -81,3 +93,26 @@ def spread(tokens: Tensor, grid: Sequence[int]) -> Tensor:
         total = vector[(..., *[None] * (total.dim() - 2))] + total.unsqueeze(2)
         start += size
     return total
+
+
+class _Spread(torch.autograd.Function):
+    """Half precision whose gradient is summed in float32: autograd would round after each axis, and what nearly cancels
+    would be lost."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tokens: Tensor, grid: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return _spread(tokens, grid, dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        tokens, ctx.grid, _ = inputs
+        ctx.dtype = tokens.dtype
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        positions = math.prod(ctx.grid)
+        parts = zip(_axis_averages(gradient, torch.float32), reversed(ctx.grid), strict=True)
+        received = torch.cat([average * (positions // size) for average, size in parts], dim=-1)
+        return received.to(ctx.dtype), None, None

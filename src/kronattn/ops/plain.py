@@ -67,12 +67,10 @@ def attend_averages(
     if queries is None:
         return attend_positions(query, keys, values, num_heads=num_heads, scale=scale, key_bias=key_bias, added=added)
     tokens = attend_positions(queries, keys, values, num_heads=num_heads, scale=scale, key_bias=key_bias)
-    if tokens.dtype != query.dtype:
-        tokens = tokens.to(query.dtype)
     if query.stride(1) == 1:
         # The sum takes its layout from the tokens: with channels side by side, it comes out channels_last.
         tokens = tokens.transpose(1, 2).contiguous().transpose(1, 2)
-    output = grid.spread(tokens, query.shape[2:])
+    output = grid.spread(tokens, query.shape[2:], query.dtype)
     return output if added is None else output + added
 
 

@@ -49,7 +49,8 @@ def outer_sum(tokens: Tensor, grid: Sequence[int]) -> Tensor:
 
 def coefficients(query: Tensor, key: Tensor, scale: float | Tensor = 1.0) -> Tensor:
     """Softmax(s·KᵀQ) over the keys, one column a query: (N, d, m) and (N, d, n) give (N, n, m)."""
-    return torch.softmax(scale * (key.transpose(1, 2) @ query), dim=1)
+    # As rows: along memory PyTorch adds up in pieces, across it term by term, and rounds as often.
+    return torch.softmax(scale * (query.transpose(1, 2) @ key), dim=2).transpose(1, 2)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *, num_heads: int = 1, scale: float | Tensor = 1.0) -> Tensor:
