@@ -128,14 +128,17 @@ def imagenette() -> list[str]:
 
 def graphs() -> list[str]:
     """Training compiled, without and with CUDA graphs."""
+    found = _read("training-graphs-h200.json")
     return [
         "| | `compile` | images a second | waiting for data |",
         "|---|---|---:|---:|",
         *(
             f"| `{row['model']}` | `{str(row['compile']).lower()}` | {row['images_per_second']:,.0f} "
             f"| {row['waiting_for_data']:.1%} |"
-            for row in _read("training-graphs-h200.json")
+            for row in found
         ),
+        "",
+        readme._environment(found[0]),
     ]
 
 

@@ -254,10 +254,11 @@ class TestStepsAside:
         seen.clear()
         torch.testing.assert_close(head(x), expected, rtol=1e-4, atol=1e-4)
 
-    def test_for_hooks_of_the_classifier(self, seen):
+    @pytest.mark.parametrize("name", ["classifier", "context_classifier"])
+    def test_for_hooks_of_the_classifiers(self, name, seen):
         head, x = make_head("kv").eval(), features(torch.float32, batch=1)
         expected, heard = head(x), []
-        head.classifier.register_forward_hook(lambda *_: heard.append(1))
+        getattr(head, name).register_forward_hook(lambda *_: heard.append(1))
         self.compare(head, x, expected, seen)
         assert heard == [1]
         # The attention itself is still done at once.

@@ -48,6 +48,16 @@ class TestEveryHead:
             assert parameter.grad.abs().sum() > 0, key
         assert x.grad.abs().sum() > 0
 
+    @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+    def test_hooks_of_classifiers_are_called(self, name, memory_format):
+        head = built(name).eval()
+        x = torch.randn(2, 12, 7, 9).contiguous(memory_format=memory_format)
+        expected, heard = head(x), []
+        for conv in head.classifiers():
+            conv.register_forward_hook(lambda module, *_: heard.append(module))
+        torch.testing.assert_close(head(x), expected)
+        assert sorted(map(id, heard)) == sorted(map(id, head.classifiers()))
+
     def test_new_classes(self, name):
         head = built(name)
         kept = {k: v.clone() for k, v in head.state_dict().items() if "attn" in k}

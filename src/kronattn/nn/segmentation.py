@@ -245,9 +245,12 @@ class KroneckerSegmentationHead(_AttentionHead):
     def _reads_at_once(self, features: Tensor) -> bool:
         """Whether both of the scores' parts come from the attention layer: not past anybody who listens to one."""
         attn = self.attn
-        return isinstance(attn, KroneckerAttention) and attn.reads_at_once(features) and not _hooked(self.classifier)
+        listened_to = _hooked(self.classifier) or _hooked(self.context_classifier)
+        return isinstance(attn, KroneckerAttention) and attn.reads_at_once(features) and not listened_to
 
     def context_scores(self, features: Tensor) -> Tensor:
+        if _hooked(self.context_classifier):
+            return super().context_scores(features)
         weight = self.context_classifier.weight.flatten(1)
         if not gpu.on_gpu(features):
             return self.attn(features, read_out=weight)
