@@ -74,3 +74,18 @@ def test_another_shape(shape):
     layer, _ = layer_and_map("kv", "maps", 3)
     with pytest.raises(ValueError, match=r"read_out must be \(K, 6\), a map of the output, not of shape"):
         layer(torch.randn(2, CHANNELS, 5, 7, dtype=torch.float64), read_out=torch.randn(shape))
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (4, 8), (3,), (3, 8, 3, 3)])
+def test_another_shape_of_the_skip(shape):
+    layer, read_out = layer_and_map("kv", "maps", 3)
+    expected = r"skip's weight must be \(3, 8\), a map of the input to as many channels as the result has, not of shape"
+    with pytest.raises(ValueError, match=expected):
+        layer(torch.randn(2, CHANNELS, 5, 4), read_out=read_out, skip=(torch.randn(shape), None))
+
+
+def test_another_shape_of_the_skip_bias():
+    layer, read_out = layer_and_map("kv", "maps", 3)
+    skip = torch.randn(3, CHANNELS), torch.randn(4)
+    with pytest.raises(ValueError, match=r"skip's bias must be \(3,\), not of shape \(4,\)"):
+        layer(torch.randn(2, CHANNELS, 5, 4), read_out=read_out, skip=skip)

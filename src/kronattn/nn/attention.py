@@ -100,6 +100,8 @@ class KroneckerAttention(GridAttention):
     ) -> Tensor:
         query, key, value = self._checked(query, key, value)
         reads_values = read_out is None or self._reads_out_values(read_out)
+        if skip is not None:
+            self._check_skip(*skip, self.out_channels if read_out is None else read_out.shape[0])
         if reads_values and query is key and key is value:
             output = self._built_at_once(query, read_out, skip)
             if output is not None:
@@ -122,6 +124,15 @@ class KroneckerAttention(GridAttention):
                 f"read_out must be (K, {self.out_channels}), a map of the output, not of shape {tuple(read_out.shape)}"
             )
         return self.num_heads == 1 and read_out.shape[0] <= self.out_channels
+
+    def _check_skip(self, weight: Tensor, bias: Tensor | None, outputs: int) -> None:
+        if weight.dim() < 2 or weight.shape[:2] != (outputs, self.channels) or math.prod(weight.shape[2:]) != 1:
+            raise ValueError(
+                f"skip's weight must be ({outputs}, {self.channels}), a map of the input to as many channels as the "
+                f"result has, not of shape {tuple(weight.shape)}"
+            )
+        if bias is not None and bias.shape != (outputs,):
+            raise ValueError(f"skip's bias must be ({outputs},), not of shape {tuple(bias.shape)}")
 
     def _value_weight(self, read_out: Tensor | None) -> Tensor | None:
         """The map that values get: their own and, where they are read out, both in one."""
