@@ -134,7 +134,7 @@ def _in_window(length: int, share: Tensor, samples: int, device: torch.device) -
 
 
 def _draw(samples: int, device: torch.device, low: float, high: float) -> Tensor:
-    return torch.rand(samples, device=device) * (high - low) + low
+    return torch.empty(samples, device=device).uniform_(low, high)
 
 
 def _draw_index(choices: int, samples: int, device: torch.device) -> Tensor:
