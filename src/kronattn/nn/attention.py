@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from kronattn.nn.fx import traced_as_one_node
-from kronattn.nn.grid_attention import GridAttention, map_channels, weight_of
+from kronattn.nn.grid_attention import GridAttention, aligned_rows, map_channels, weight_of
 from kronattn.ops import built, gpu
 from kronattn.ops.attend import at_least_float32, is_captured
 from kronattn.ops.attention import pool_grid
@@ -49,7 +49,7 @@ class KroneckerAttention(GridAttention):
         With ``read_out``, (K, out_channels), the result is that linear map of the output, (N, K, *grid): a classifier
         of every position, say. It is applied to the values where it can be, which are fewer, and the output never has
         more than K channels. ``skip``, a weight (K, channels) or that of a 1×1 convolution, and a bias (K,) or None,
-        adds such a map of the query itself: both at once where :meth:`reads_at_once` says so.
+        adds such a map of the query itself. Where the kernels can, the query is read once for both.
 
     Example:
         >>> layer = KroneckerAttention(64, mode="qkv")
@@ -107,11 +107,17 @@ class KroneckerAttention(GridAttention):
             if output is not None:
                 return output if added is None else output + added
         if skip is not None:
-            skipped = _skipped(query, *skip)
+            skipped = map_channels(query, skip[0].flatten(1), skip[1])
             added = skipped if added is None else added + skipped
+        if read_out is None:
+            return self._attend(query, key, value, added, self._value_weight(None))
         if reads_values:
-            return self._attend(query, key, value, added, self._value_weight(read_out))
-        output = map_channels(self._attend(query, key, value, None, self._value_weight(None)), read_out)
+            # Fused attention, too, wants the channels of its values in eights.
+            weight = aligned_rows(read_out) if gpu.on_gpu(query) else read_out
+            output = self._attend(query, key, value, None, self._value_weight(weight))
+            output = output if weight is read_out else output[:, : read_out.shape[0]]
+        else:
+            output = map_channels(self._attend(query, key, value, None, self._value_weight(None)), read_out)
         return output if added is None else output + added
 
     def _reads_out_values(self, read_out: Tensor) -> bool:
@@ -229,10 +235,6 @@ class KroneckerAttention(GridAttention):
         if self.mode == "qkv":
             return spread(output, grid, query.dtype)
         return output.to(query.dtype).unflatten(2, grid)
-
-    def reads_at_once(self, x: Tensor) -> bool:
-        """Whether the layer reads (N, channels, h, w) once for its self-attention and for a ``skip`` beside it."""
-        return x.dim() == 4 and x.shape[1] == self.channels and self._built_layer(x) is not None
 
     def _built_layer(self, x: Tensor) -> Callable[..., Tensor | None] | None:
         """What does all of an image's self-attention with its coefficients built, where settings and input allow it."""
@@ -363,12 +365,6 @@ class DenseAttention(GridAttention):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, pool={self.pool}"
-
-
-def _skipped(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A linear map of (N, C, *grid), with its bias."""
-    mapped = map_channels(x, weight.flatten(1))
-    return mapped if bias is None else mapped + bias.to(mapped.dtype).view(-1, *[1] * (x.dim() - 2))
 
 
 def _deviations(x: Tensor, backend: Backend) -> Tensor:

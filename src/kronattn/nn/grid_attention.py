@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronattn.nn.coefficient_norm import CoefficientNorm
+from kronattn.ops import gpu
 from kronattn.ops.checks import check_heads, check_scale, check_triple
 
-__all__ = ["GridAttention", "map_channels", "weight_of"]
+__all__ = ["GridAttention", "aligned_rows", "map_channels", "weight_of"]
 
 COEFFICIENT_NORMS = ("batch", "batch_per_key", None)
 
@@ -122,16 +123,28 @@ def weight_of(linear: nn.Linear | None) -> Tensor | None:
     return None if linear is None else linear.weight
 
 
-def map_channels(x: Tensor, weight: Tensor | None) -> Tensor:
+def map_channels(x: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
     """Apply a map to the channels of (N, C, *positions), keeping them side by side where they are."""
     if weight is None:
         return x
+    outputs = weight.shape[0]
+    if gpu.multiplies_rows(x):
+        weight, bias = aligned_rows(weight), None if bias is None else aligned_rows(bias)
     # Averages are in float32 also where a network's weights are in half precision.
     weight = weight if weight.dtype == x.dtype else weight.to(x.dtype)
     columns = x if x.dim() == 3 else x.flatten(2)
     if x.stride(1) == 1:
-        mapped = F.linear(columns.transpose(1, 2), weight).transpose(1, 2)
+        bias = None if bias is None else bias.to(x.dtype)
+        mapped = F.linear(columns.transpose(1, 2), weight, bias).transpose(1, 2)
     else:
         # A product for each sample: matmul would get there too, by way of copies.
         mapped = torch.bmm(weight.expand(x.shape[0], -1, -1), columns)
+        mapped = mapped if bias is None else mapped + bias[:, None].to(mapped.dtype)
+    mapped = mapped if weight.shape[0] == outputs else mapped[:, :outputs]
     return mapped if x.dim() == 3 else mapped.unflatten(2, x.shape[2:])
+
+
+def aligned_rows(x: Tensor) -> Tensor:
+    """Weights for a few outputs more than asked for, all zeros, so that a GPU takes its fast products."""
+    more = gpu.aligned(x.shape[0]) - x.shape[0]
+    return F.pad(x, (*[0, 0] * (x.dim() - 1), 0, more)) if more else x

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kronattn.nn.attention import DenseAttention, KroneckerAttention
 from kronattn.nn.coefficient_norm import CoefficientNorm
-from kronattn.nn.grid_attention import GridAttention
+from kronattn.nn.grid_attention import GridAttention, map_channels, weight_of
 from kronattn.nn.recorded import RecordedAttention, wide
 from kronattn.ops.attention import pool_grid
 from kronattn.ops.autocast import without_autocast
@@ -135,9 +135,9 @@ class _Recorder:
         else:
             raise TypeError(f"{type(layer).__name__} is an attention layer that the recorder does not know")
         heads = (layer.num_heads, -1)
-        queries = _mapped(query, layer.query_map).unflatten(1, heads)
-        keys = _mapped(key, layer.key_map).unflatten(1, heads) * layer.scale
-        values, bias = _mapped(value, layer.value_map), None
+        queries = map_channels(query, weight_of(layer.query_map)).unflatten(1, heads)
+        keys = map_channels(key, weight_of(layer.key_map)).unflatten(1, heads) * layer.scale
+        values, bias = map_channels(value, weight_of(layer.value_map)), None
         if layer.norm is not None:
             scale, bias = _scale_and_bias(layer.norm, queries, keys) if self.norm is None else self.norm
             keys = keys * scale
@@ -158,8 +158,3 @@ def _scale_and_bias(norm: CoefficientNorm, queries: Tensor, keys: Tensor) -> tup
     if norm.bn.bias is not None:
         bias = bias + norm.bn.bias
     return scale.view(norm.num_heads, 1, -1), bias.view(norm.num_heads, -1)
-
-
-def _mapped(columns: Tensor, linear: nn.Linear | None) -> Tensor:
-    """(N, C, n) with a map applied, in the columns' precision whatever the map's."""
-    return columns if linear is None else linear.weight.to(columns.dtype) @ columns

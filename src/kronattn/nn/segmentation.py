@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronattn.nn.attention import DenseAttention, KroneckerAttention
 from kronattn.nn.fx import traced_as_one_node
+from kronattn.nn.grid_attention import map_channels
 from kronattn.ops import gpu
 from kronattn.ops.attend import is_captured
 from kronattn.ops.autocast import autocasted
@@ -235,27 +235,16 @@ class KroneckerSegmentationHead(_AttentionHead):
         )
 
     def scores(self, features: Tensor) -> Tensor:
-        if gpu.on_gpu(features) and not is_captured():
-            features = autocasted(features)
-            if self._reads_at_once(features):
-                weight, skip = self.context_classifier.weight.flatten(1), self.classifier
-                return self.attn(features, read_out=weight, skip=(skip.weight, skip.bias))
-        return super().scores(features)
-
-    def _reads_at_once(self, features: Tensor) -> bool:
-        """Whether both of the scores' parts come from the attention layer: not past anybody who listens to one."""
-        attn = self.attn
-        listened_to = _hooked(self.classifier) or _hooked(self.context_classifier)
-        return isinstance(attn, KroneckerAttention) and attn.reads_at_once(features) and not listened_to
+        if not gpu.on_gpu(features) or is_captured() or any(map(_hooked, self.classifiers())):
+            return super().scores(features)
+        # Both parts from the attention layer, which may then read the features once.
+        weight, skip = self.context_classifier.weight.flatten(1), self.classifier
+        return self.attn(autocasted(features), read_out=weight, skip=(skip.weight, skip.bias))
 
     def context_scores(self, features: Tensor) -> Tensor:
         if _hooked(self.context_classifier):
             return super().context_scores(features)
-        weight = self.context_classifier.weight.flatten(1)
-        if not gpu.on_gpu(features):
-            return self.attn(features, read_out=weight)
-        # Fused attention, too, wants the channels of its values in eights.
-        return self.attn(features, read_out=_aligned_rows(weight))[:, : self.num_classes]
+        return self.attn(features, read_out=self.context_classifier.weight.flatten(1))
 
 
 class DenseSegmentationHead(_AttentionHead):
@@ -314,23 +303,13 @@ def _classifier(
 def _pointwise(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """A 1×1 convolution that leaves x where it is. With positions side by side, a convolution would copy all of x, by
     far the largest tensor here, into the other order first; a matrix product does not. A compiler sees to it itself."""
-    if gpu.multiplies_rows(x) and not _hooked(conv):
-        bias = None if conv.bias is None else _aligned_rows(conv.bias)
-        product = F.linear(x.permute(0, 2, 3, 1), _aligned_rows(conv.weight.flatten(1)), bias)
-        return product[..., : conv.out_channels].permute(0, 3, 1, 2)
-    if x.stride(1) == 1 or is_captured() or _hooked(conv):
+    moves_nothing = x.stride(1) == 1 and not gpu.multiplies_rows(x)
+    if moves_nothing or is_captured() or _hooked(conv):
         return conv(x)
-    product = torch.bmm(conv.weight.flatten(1).expand(x.shape[0], -1, -1), x.flatten(2)).unflatten(2, x.shape[2:])
-    return product if conv.bias is None else product + conv.bias[:, None, None].to(product.dtype)
+    return map_channels(x, conv.weight.flatten(1), conv.bias)
 
 
 def _hooked(conv: nn.Conv2d) -> bool:
     """Whether a call of ``conv`` is more than its convolution."""
     hooks = conv._forward_hooks, conv._forward_pre_hooks, conv._backward_hooks, conv._backward_pre_hooks
     return type(conv) is not nn.Conv2d or any(hooks)
-
-
-def _aligned_rows(x: Tensor) -> Tensor:
-    """Weights for a few outputs more than asked for, all zeros, so that a GPU takes its fast products."""
-    more = gpu.aligned(x.shape[0]) - x.shape[0]
-    return F.pad(x, (*[0, 0] * (x.dim() - 1), 0, more)) if more else x
