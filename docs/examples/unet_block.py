@@ -20,4 +20,4 @@ class UNetBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.convs(x)
-        return y if self.attention is None else self.attention(y, added=y)
+        return y if self.attention is None else self.attention(y, residual=y)

@@ -15,4 +15,4 @@ class VideoBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.act(self.norm(self.conv(x))) + x
-        return y if self.attention is None else self.attention(y, added=y)
+        return y if self.attention is None else self.attention(y, residual=y)

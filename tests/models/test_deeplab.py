@@ -197,12 +197,12 @@ class TestResNet:
         c, w, k, side = 2048, 512, 21, 41
         m, n = side**2, 2 * side
         classifier, context = (c + w) * k + k, 3 * c * w + 1
-        values = k * w * c + n * k * c
+        values = n * c * w + n * w * k
         expected = {
             "deeplabv2_aspp": (4 * (9 * c * k + k), 4 * 9 * c * k * m),
             "deeplabv2_attn": (classifier + context, m * (c + w) * k + 3 * m * c * w + m * m * 2 * w),
             # The query's map goes into the n keys, where it is cheaper than at m positions; and the context's
-            # classifier into the values, by way of their map.
+            # classifier is applied to the values.
             "deeplabv2_kao_kv": (classifier + context, m * c * k + n * 2 * c * w + values + m * n * (c + k)),
             "deeplabv2_kao_qkv": (classifier + context, m * c * k + n * 2 * c * w + values + n * n * (w + k)),
         }
@@ -276,7 +276,7 @@ class TestFrozenNorms:
             model.eval()
             model.train()
             assert model.training
-            assert model.head.attn.norm.bn.training
+            assert model.head.attn.norm.training
             assert not any(norm.training for norm in norms)
         trained = [p for p in model.parameters() if p.requires_grad]
         optimiser = torch.optim.SGD(trained, lr=0.1, weight_decay=0.1)
@@ -286,7 +286,7 @@ class TestFrozenNorms:
             assert all(not p.requires_grad and p.grad is None for p in norm.parameters())
             for key, tensor in norm.state_dict().items():
                 assert torch.equal(tensor, state[key]), key
-        assert model.head.attn.norm.bn.num_batches_tracked == 1
+        assert model.head.attn.norm.num_batches_tracked == 1
         assert all(p.grad is not None for p in trained)
 
     def test_shared_statistics_stay_frozen_too(self):

@@ -16,6 +16,7 @@ import kronattn
 from kronattn.measure.madd import count_madd
 from kronattn.models.kanet import TABLE_1, VARIANTS, KANet
 from kronattn.nn import AttnModule, AttnSkipModule, BaseSkipModule
+from kronattn.nn.coefficient_norm import CoefficientNorm
 
 # Parameters without batch norm, and multiply-adds for one 224×224 image.
 EXACT = {
@@ -73,7 +74,7 @@ class TestCost:
     def test_exact_figures(self, name):
         model = kronattn.create_model(name)
         norms = {
-            id(p) for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) for p in m.parameters()
+            id(p) for m in model.modules() if isinstance(m, nn.BatchNorm2d | CoefficientNorm) for p in m.parameters()
         }
         params = sum(p.numel() for p in model.parameters() if id(p) not in norms)
         madd = count_madd(model, torch.empty(1, 3, 224, 224))

@@ -100,7 +100,7 @@ def test_keys_of_another_grid_and_a_skip():
     layer = layer_of("kv", project="qkv").eval()
     query, key = torch.randn(2, 8, 5, 7).double(), torch.randn(2, 8, 3, 4).double()
     with record_coefficients(layer) as recorded:
-        output = layer(query, key, added=query)
+        output = layer(query, key, residual=query)
     torch.testing.assert_close(recorded[0].output() + query, output, rtol=1e-10, atol=1e-10)
     assert (recorded[0].grid, recorded[0].key_grid) == ((5, 7), (3, 4))
     assert recorded[0].at(4, 6).map.shape == (2, 1, 3, 4)

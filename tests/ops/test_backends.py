@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 
 from kronattn import attention, kronecker_attention
-from kronattn.ops.backends import BACKENDS
+from kronattn.ops.plan import BACKENDS
 from tests.ops.cases import DTYPES, TOLERANCE, Case, cases, relative_error
 
 # For each dtype and operator; over the four dtypes the torch backend gets 4,000 cases in all.

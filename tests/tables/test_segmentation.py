@@ -12,8 +12,8 @@ from kronattn.nn import DenseSegmentationHead
 from kronattn.tables.segmentation import (
     HEADS,
     PRINTED,
-    BuiltSegmentationHead,
     Case,
+    MaterialisedSegmentationHead,
     count_networks,
     draw_heads,
     measure_heads,
@@ -46,14 +46,14 @@ def test_exact_figures():
     # The backbone is the same for all, so differences are those of the heads; see test_deeplab for these by hand.
     m, n, c, w, k = 41**2, 82, 2048, 512, 21
     regular = 3 * m * c * w + 2 * m * m * w + m * w * k
-    rows_and_columns = 2 * n * c * w + k * w * c + n * k * c + n * n * (w + k)
+    rows_and_columns = 3 * n * c * w + n * w * k + n * n * (w + k)
     assert madd["deeplabv2_attn"] - madd["deeplabv2_kao_qkv"] == regular - rows_and_columns
     assert madd["deeplabv2_kao_kv"] - madd["deeplabv2_kao_qkv"] == n * (m * (c + k) - n * (w + k))
 
 
-def test_built_attention_is_dense_attention():
+def test_materialised_attention_is_dense_attention():
     torch.manual_seed(0)
-    built, dense = BuiltSegmentationHead(16, 3).double(), DenseSegmentationHead(16, 3).double()
+    built, dense = MaterialisedSegmentationHead(16, 3).double(), DenseSegmentationHead(16, 3).double()
     dense.load_state_dict(built.state_dict())
     x = torch.randn(2, 16, 7, 9, dtype=torch.float64)
     for mode in (True, False):

@@ -180,7 +180,7 @@ def _measure(
     inputs, gradients = (_random(shape, count, device, dtype, channels_last, seed) for seed in (0, 1))
     call = operator.call
     if operator.compiled:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         call = torch.compile(call, fullgraph=True)
 
     def train(pair: tuple[Tensor, Tensor]) -> Tensor:

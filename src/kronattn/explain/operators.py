@@ -108,10 +108,10 @@ def _with_operator(layer: GridAttention, mode: str) -> GridAttention:
         else KroneckerAttention(layer.channels, mode, **options)
     )
     other.query_map, other.key_map, other.value_map = layer.query_map, layer.key_map, layer.value_map
-    if other.norm is not None and layer.norm is not None and layer.norm.bn.weight is not None:
+    if other.norm is not None and layer.norm is not None:
         # With a norm for each key there is no one scale to take over; their mean is the nearest thing.
-        scales = layer.norm.bn.weight.detach().view(layer.num_heads, -1).mean(dim=1)
-        other.norm.bn.weight = nn.Parameter(scales)
+        scales = layer.norm.weight.detach().view(layer.num_heads, -1).mean(dim=1)
+        other.norm.weight = nn.Parameter(scales)
         other.norm.to(scales.device)
     # The maps are shared with the layer and have no training mode; the norm is its own.
     other.eval()

@@ -138,7 +138,7 @@ def _plain_attention(layer: nn.Module) -> bool:
         and layer.num_heads == 1
         and layer.project in ("", "v")
         and layer.coefficient_norm in (None, "batch")
-        and (layer.norm is None or not layer.norm.uses_batch_statistics)
+        and not layer.uses_batch_statistics
     )
 
 
@@ -150,8 +150,8 @@ class _Attention(nn.Module):
         self.mode = layer.mode
         scale = layer.scale
         if layer.norm is not None:
-            empty = torch.empty(1, 1, 1, 1)
-            scale = scale * float(layer.norm(empty, empty)[0].detach())
+            # What the norm multiplies keys by.
+            scale = scale * float(layer.norm(torch.ones(1, 1, 1))[0].detach())
         self.scale = scale
         self.value_map = None if layer.value_map is None else nn.Parameter(layer.value_map.weight.detach())
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
+
+from kronattn.ops.compat import tree_map
 
 __all__ = ["count_madd"]
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kronattn.models.pooling import GlobalPool
@@ -26,6 +26,7 @@ from kronattn.nn import (
     KroneckerAttention,
 )
 from kronattn.nn.blocks import ReLU6
+from kronattn.ops.fx import is_captured, leaf_function
 
 __all__ = ["TABLE_1", "VARIANTS", "KANet", "Row", "Variant"]
 
@@ -295,10 +296,10 @@ def _scaled(channels: int, width: float) -> int:
     return rounded + 8 if rounded < 0.9 * scaled else rounded
 
 
-@fx.wrap
+@leaf_function
 def _checked_image(x: Tensor, in_chans: int) -> Tensor:
     # A graph that is being captured is made for sizes it has yet to see.
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if is_captured():
         return x
     if x.dim() != 4:
         raise ValueError(f"the image must be (N, {in_chans}, H, W), but its shape is {tuple(x.shape)}")

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from kronattn.nn.attention import KroneckerAttention
+from kronattn.nn.batch_norm_act import batch_norm_act, batch_norm_unsupported_reason
 from kronattn.nn.grid_attention import GridAttention
-from kronattn.nn.norm_act import fuses_norms, norm_act_at_once
-from kronattn.ops.attend import is_captured
+from kronattn.nn.plain import is_plain
+from kronattn.ops.fx import is_captured
 
 __all__ = ["AttnModule", "AttnSkipModule", "BaseModule", "BaseSkipModule", "ConvNormAct", "Layer", "ReLU6"]
 
@@ -43,7 +44,7 @@ class ConvNormAct(nn.Module):
     """A convolution without bias, a norm and, unless ``act_layer`` is None, an activation.
 
     (N, in_channels, h, w) to (N, out_channels, ⌈h/stride⌉, ⌈w/stride⌉) for any odd kernel size; the channels of
-    ``beside``, where it is given, come after those.
+    ``concat``, where it is given, come after those.
 
     Example:
         >>> ConvNormAct(3, 32, kernel_size=3, stride=2)(torch.randn(1, 3, 33, 40)).shape
@@ -68,14 +69,8 @@ class ConvNormAct(nn.Module):
         self.norm = norm_layer(out_channels)
         self.act = nn.Identity() if act_layer is None else act_layer()
 
-    def forward(self, x: Tensor, beside: Tensor | None = None) -> Tensor:
-        y = self.conv(x)
-        if isinstance(y, Tensor):
-            at_once = norm_act_at_once(y, self.norm, self.act, beside)
-            if at_once is not None:
-                return at_once
-        y = self.act(self.norm(y))
-        return y if beside is None else torch.cat([y, beside], dim=1)
+    def forward(self, x: Tensor, concat: Tensor | None = None) -> Tensor:
+        return batch_norm_act(self.conv(x), self.norm, self.act, concat)
 
 
 class _Bottleneck(nn.Module):
@@ -154,7 +149,7 @@ class BaseModule(_Bottleneck):
 
 
 class BaseSkipModule(BaseModule):
-    """BaseSkipModule: a BaseModule whose first convolution makes (r − 1)c channels and keeps the input beside them.
+    """BaseSkipModule: a BaseModule whose first convolution makes (r − 1)c channels, concatenated with the input.
 
     The c input channels join the (r − 1)c new ones: fewer parameters, feature reuse, a shorter way back for the
     gradient.
@@ -173,18 +168,24 @@ class BaseSkipModule(BaseModule):
         elif self._goes_in_parts(x):
             y = self._project_parts(self.expand(x), x)
         else:
-            y = self.project(self.depthwise(self.expand(x, beside=x)))
+            y = self.project(self.depthwise(self.expand(x, concat=x)))
         return x + y if self.skips else y
 
     def _goes_in_parts(self, x: Any) -> bool:
         """Whether inference is better off without the concatenation: where copying the widest tensor takes longer
         than a few calls more. A compiler arranges this by itself, our kernels write both parts where they belong,
         and a batch norm in training needs all channels."""
-        if isinstance(x, fx.Proxy) or self.training or torch.is_grad_enabled() or is_captured() or fuses_norms(x):
+        if isinstance(x, fx.Proxy) or self.training or torch.is_grad_enabled() or is_captured():
             return False
         new = x.numel() // self.in_channels * self._new_channels()
         norm = self.depthwise.norm
-        return new >= _WORTH_PARTS and type(norm) is nn.BatchNorm2d and norm.running_mean is not None
+        return (
+            new >= _WORTH_PARTS
+            and isinstance(norm, nn.BatchNorm2d)
+            and norm.running_mean is not None
+            and is_plain(self.depthwise.conv, norm, self.project.conv)
+            and batch_norm_unsupported_reason(x) is not None
+        )
 
     def _project_parts(self, new: Tensor, x: Tensor) -> Tensor:
         """The depth-wise convolution sees one channel at a time, so it can do the new ones and x's one by one."""
@@ -251,11 +252,18 @@ class AttnModule(_Bottleneck):
         attended = self._attend(x)
         if self.expand is None or self.depthwise is None:
             y = self.project(attended)
-        elif isinstance(attended, Tensor) and fuses_norms(attended):
-            y = self.project(self.depthwise(self.expand(x), beside=attended))
-        else:
+        elif self._projects_parts(attended):
             y = self._project_both(self.depthwise(self.expand(x)), attended)
+        else:
+            y = self.project(self.depthwise(self.expand(x), concat=attended))
         return x + y if self.skips else y
+
+    def _projects_parts(self, attended: Any) -> bool:
+        """Whether the last convolution takes both paths one by one: on a CPU that saves a copy of both, on a GPU the
+        norm's kernel writes both where they belong, and a compiler lets the norm do so."""
+        if isinstance(attended, fx.Proxy) or attended.is_cuda:
+            return False
+        return is_plain(self.project.conv)
 
     def _attend(self, x: Tensor) -> Tensor:
         attended = self.attn(x)
@@ -281,10 +289,9 @@ class AttnSkipModule(AttnModule):
         if self.stride > 1:
             return super()._attend(x)
         # Our own layers can add the input on the way out; any other layer gives its output first.
-        return self.attn(x, added=x) if isinstance(self.attn, GridAttention) else self.attn(x) + x
+        return self.attn(x, residual=x) if isinstance(self.attn, GridAttention) else self.attn(x) + x
 
 
-@fx.wrap
 def _plus_product(y: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     """y plus a 1×1 convolution of x, added up inside the matrix product, in y's memory format.
 

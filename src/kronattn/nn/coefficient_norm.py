@@ -1,4 +1,4 @@
-"""Batch norm on the coefficient matrix, from queries and keys alone."""
+"""Batch norm on the coefficient matrix, from its moments alone."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kronattn.ops.autocast import without_autocast
-from kronattn.ops.coefficients import Moments, NormState, coefficient_moments
+from kronattn.ops.coefficients import Moments
+from kronattn.ops.fx import leaf_module
 
 __all__ = ["CoefficientNorm", "synchronise_coefficient_norms"]
 
 
 class CoefficientNorm(nn.Module):
-    """Batch norm of E = KᵀQ before its softmax, as a scale (and a shift) for each key: E is never built.
+    """Batch norm of E = KᵀQ before its softmax, as a scale of the keys (and a shift of each key's coefficients).
 
-    The parameters and running statistics live in an ordinary ``nn.BatchNorm1d``, so that everything that knows
-    batch norm (weight decay filters, freezing, averaging of weights, synchronisation across processes by
-    ``nn.SyncBatchNorm.convert_sync_batchnorm``) treats it rightly. PyTorch's conversion is for GPUs alone;
-    :func:`synchronise_coefficient_norms` does the same on any device.
+    E is never needed: its mean and variance are (see :mod:`kronattn.ops.coefficients`). Parameters and buffers have
+    ``nn.BatchNorm1d``'s names and meaning. ``nn.SyncBatchNorm.convert_sync_batchnorm`` leaves this norm alone:
+    :func:`synchronise_coefficient_norms` shares its statistics among processes, on any device.
 
     Args:
         num_heads: one channel for each head: the whole coefficient matrix of a head shares a mean and a variance.
@@ -30,11 +30,16 @@ class CoefficientNorm(nn.Module):
         eps, momentum: as in ``nn.BatchNorm1d``.
 
     Example:
-        >>> norm = CoefficientNorm(num_heads=2)
-        >>> scale, bias = norm(torch.randn(4, 2, 8, 50), torch.randn(4, 2, 8, 15))
-        >>> scale.shape, bias
-        (torch.Size([2, 1, 1]), None)
+        >>> from kronattn.ops.coefficients import token_moments
+        >>> norm, queries, keys = CoefficientNorm(num_heads=2), torch.randn(4, 50, 8), torch.randn(4, 15, 8)
+        >>> normed, bias = norm(keys, token_moments(queries, keys, num_heads=2))
+        >>> normed.shape, bias
+        (torch.Size([4, 15, 8]), None)
     """
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
 
     def __init__(
         self, num_heads: int = 1, *, num_keys: int | None = None, eps: float = 1e-5, momentum: float | None = 0.1
@@ -42,116 +47,80 @@ class CoefficientNorm(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.num_keys = num_keys
+        self.eps = eps
+        self.momentum = momentum
         self.synchronised = False
         self.process_group: Any = None
-        self.bn = nn.BatchNorm1d(num_heads * (num_keys or 1), eps=eps, momentum=momentum)
-        if num_keys is None:
-            self.bn.register_parameter("bias", None)
+        channels = num_heads * (num_keys or 1)
+        self.weight = nn.Parameter(torch.empty(channels))
+        self.bias = None if num_keys is None else nn.Parameter(torch.empty(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Scale 1, shift 0, no statistics yet."""
-        # BatchNorm1d's own method expects a shift in the older versions of PyTorch.
-        self.bn.reset_running_stats()
-        nn.init.ones_(self.bn.weight)
-        if self.bn.bias is not None:
-            nn.init.zeros_(self.bn.bias)
+        self.running_mean.zero_()
+        self.running_var.fill_(1)
+        self.num_batches_tracked.zero_()
+        nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
-    def forward(
-        self, query: Tensor, key: Tensor, query_mean: Tensor | None = None, *, moments: Moments | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """What to multiply the keys by, and what to add to each key's coefficients.
+    @leaf_module
+    def forward(self, keys: Tensor, moments: Moments | None = None) -> tuple[Tensor, Tensor | None]:
+        """Multiply the keys so that E is normed.
 
         Args:
-            query: (N, H, d, m) queries as columns.
-            key: (N, H, d, n) keys as columns.
-            query_mean: (N, H, d, 1), each sample's mean query where it is known already: saves a pass.
-            moments: of KᵀQ where it was built.
+            keys: (N, S, C), the channels of all heads.
+            moments: of KᵀQ, in training; without them the running statistics are used.
 
         Returns:
-            scale: (H, 1, 1), or (H, 1, n) with ``num_keys``: batch norm of KᵀQ is (scale·K)ᵀQ + bias.
-            bias: None, or (H, n) with ``num_keys``.
+            (N, S, C), and what to add to each key's coefficients: None, or (num_heads, S) with ``num_keys``.
         """
-        if self.num_keys is not None and key.shape[-1] != self.num_keys:
+        if self.num_keys is not None and keys.shape[1] != self.num_keys:
             raise ValueError(
-                f"batch norm for each key was built for {self.num_keys} keys, but the input has {key.shape[-1]}; "
+                f"batch norm for each key was built for {self.num_keys} keys, but the input has {keys.shape[1]}; "
                 f'use coefficient_norm="batch" for input of any size'
             )
-        if self.uses_batch_statistics and query.shape[0]:
-            with without_autocast(query):
-                mean, variance = self._batch_statistics(query, key, query_mean, moments)
-        else:
-            mean, variance = self._running_statistics(query)
-        scale = torch.rsqrt(variance + self.bn.eps)
-        if self.bn.weight is not None:
-            scale = scale * self.bn.weight
-        if self.num_keys is None:
-            return scale.view(-1, 1, 1), None
-        bias = -mean * scale if self.bn.bias is None else self.bn.bias - mean * scale
-        return scale.view(self.num_heads, 1, -1), bias.view(self.num_heads, -1)
+        with without_autocast(keys):
+            if moments is None or moments.members == 0:
+                mean, variance = self.running_mean, self.running_var
+            else:
+                mean, variance = self._batch_statistics(moments)
+            scale = torch.rsqrt(variance + self.eps) * self.weight
+            if self.num_keys is not None:
+                # (heads, keys) to (keys, heads, 1)
+                by_key = scale.view(self.num_heads, -1)
+                normed = (keys.unflatten(2, (self.num_heads, -1)) * by_key.t().unsqueeze(2)).flatten(2)
+                assert self.bias is not None
+                return normed, (self.bias - mean * scale).view(self.num_heads, -1)
+            if self.num_heads == 1:
+                return keys * scale, None
+            return (keys.unflatten(2, (self.num_heads, -1)) * scale.unsqueeze(1)).flatten(2), None
 
-    @property
-    def uses_batch_statistics(self) -> bool:
-        """Whether the statistics are this batch's, as in training, rather than the running ones."""
-        return self.bn.training or self.bn.running_var is None
-
-    def state(self) -> NormState | None:
-        """The norm as a kernel takes it; None where it is not one scale a head from this process's statistics."""
-        bn = self.bn
-        if (
-            self.num_keys is not None
-            or type(bn) is not nn.BatchNorm1d
-            or self._forward_hooks
-            or self._shares_statistics()
-        ):
-            return None
-        if bn.weight is None or bn.momentum is None or bn.running_mean is None or bn.running_var is None:
-            return None
-        assert bn.num_batches_tracked is not None
-        return NormState(
-            bn.weight, bn.running_mean, bn.running_var, bn.num_batches_tracked, bn.momentum, bn.eps, bn.training
-        )
-
-    def _batch_statistics(
-        self, query: Tensor, key: Tensor, query_mean: Tensor | None, moments: Moments | None
-    ) -> tuple[Tensor, Tensor]:
-        if moments is None:
-            moments = coefficient_moments(query, key, per_key=self.num_keys is not None, query_mean=query_mean)
+    def _batch_statistics(self, moments: Moments) -> tuple[Tensor, Tensor]:
         mean, squares = moments.mean.flatten(), moments.squares.flatten()
         members: int | Tensor = moments.members
-        if self.bn.training and self._shares_statistics():
-            members, mean, squares = _synchronise(Moments(moments.members, mean, squares), self._group())
+        if self._shares_statistics():
+            members, mean, squares = _synchronise(Moments(moments.members, mean, squares), self.process_group)
         elif members == 1:
-            raise ValueError(
-                "batch norm of the coefficients needs more than one coefficient in a training batch: "
-                f"got query {tuple(query.shape)} and key {tuple(key.shape)}"
-            )
-        if self.bn.training and self.bn.running_var is not None:
+            raise ValueError("batch norm of the coefficients needs more than one coefficient in a training batch")
+        if self.training:
             with torch.no_grad():
                 self._update_running(mean.detach(), squares.detach() / (members - 1))
         return mean, squares / members
 
     def _shares_statistics(self) -> bool:
-        if not (self.synchronised or isinstance(self.bn, nn.SyncBatchNorm)):
+        if not self.synchronised:
             return False
-        return dist.is_available() and dist.is_initialized() and dist.get_world_size(self._group()) > 1
-
-    def _group(self) -> Any:
-        return self.bn.process_group if isinstance(self.bn, nn.SyncBatchNorm) else self.process_group
-
-    def _running_statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        if self.bn.running_mean is not None and self.bn.running_var is not None:
-            return self.bn.running_mean, self.bn.running_var
-        # An empty batch and nothing tracked: any finite statistics will do.
-        return like.new_zeros(self.bn.num_features), like.new_ones(self.bn.num_features)
+        return dist.is_available() and dist.is_initialized() and dist.get_world_size(self.process_group) > 1
 
     def _update_running(self, mean: Tensor, variance: Tensor) -> None:
-        bn = self.bn
-        assert bn.running_mean is not None
-        assert bn.running_var is not None
-        assert bn.num_batches_tracked is not None
-        bn.num_batches_tracked.add_(1)
-        weight: float | Tensor = bn.momentum if bn.momentum is not None else 1.0 / bn.num_batches_tracked.float()
-        for running, current in ((bn.running_mean, mean), (bn.running_var, variance)):
+        self.num_batches_tracked.add_(1)
+        weight: float | Tensor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.float()
+        for running, current in ((self.running_mean, mean), (self.running_var, variance)):
             running.lerp_(current.to(running.dtype), weight)
 
     def extra_repr(self) -> str:

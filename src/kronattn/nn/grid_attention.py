@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronattn.nn.coefficient_norm import CoefficientNorm
-from kronattn.ops import gpu
+from kronattn.ops.autocast import autocast_is_on
 from kronattn.ops.checks import check_heads, check_scale, check_triple
+from kronattn.ops.coefficients import Moments
+from kronattn.ops.fx import leaf_function
 
-__all__ = ["GridAttention", "aligned_rows", "map_channels", "weight_of"]
+__all__ = ["GridAttention", "Mixed", "check_layer_input", "map_positions", "map_tokens"]
 
 COEFFICIENT_NORMS = ("batch", "batch_per_key", None)
 
 
+class Mixed(NamedTuple):
+    """What the middle stage gives: all that attention needs to know.
+
+    Attributes:
+        queries: (N, C, *grid) where every position asks, (N, M, C) where tokens do.
+        keys: (N, S, C), with the scale and the norm of the coefficients multiplied in.
+        key_bias: (num_heads, S), added to each key's coefficients before the softmax, or None.
+        values: (N, S, P).
+    """
+
+    queries: Tensor
+    keys: Tensor
+    key_bias: Tensor | None
+    values: Tensor
+
+
 class GridAttention(nn.Module):
-    """A module with maps of Q, K and V, and the norm of the coefficients; what attends is its subclasses'."""
+    """A module with maps of Q, K and V, and the norm of the coefficients; what attends is its subclasses'.
+
+    ``observer``, where it is set, is called with the module, what the middle stage gave, and the grids of queries and
+    keys: how :func:`kronattn.record_coefficients` sees what a layer attends to.
+    """
+
+    observer: Callable[[GridAttention, Mixed, Sequence[int], Sequence[int]], None] | None = None
 
     def __init__(
         self,
@@ -82,30 +106,14 @@ class GridAttention(nn.Module):
         if self.norm is not None:
             self.norm.reset_parameters()
 
-    def _checked(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = check_triple(query, key, value, 1, 1.0)
-        if query.shape[1] != self.channels or value.shape[1] != self.channels:
-            name, x = ("query", query) if query.shape[1] != self.channels else ("value", value)
-            raise ValueError(
-                f"{type(self).__name__} was built for {self.channels} channels, but {name} has {x.shape[1]}"
-            )
-        return query, key, value
+    @property
+    def uses_batch_statistics(self) -> bool:
+        """Whether the coefficients are normed by this batch's statistics, as in training."""
+        return self.norm is not None and self.norm.training
 
-    def _normalised(self, query: Tensor, key: Tensor, query_mean: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(N, C, n) keys with the scale and the norm of the coefficients multiplied in, and each key's bias."""
-        if self.scale != 1:
-            key = key * self.scale
-        if self.norm is None:
-            return key, None
-        heads = (self.num_heads, -1)
-        if query_mean is not None:
-            query_mean = query_mean.unflatten(1, heads)
-        if self.num_heads == 1:
-            scale, bias = self.norm(query.flatten(2).unsqueeze(1), key.unsqueeze(1), query_mean)
-            return key * scale, bias
-        key = key.unflatten(1, heads)
-        scale, bias = self.norm(query.flatten(2).unflatten(1, heads), key, query_mean)
-        return (key * scale).flatten(1, 2), bias
+    def _normalised(self, keys: Tensor, moments: Moments | None) -> tuple[Tensor, Tensor | None]:
+        """(N, S, C) keys with the norm of the coefficients multiplied in, and each key's bias."""
+        return (keys, None) if self.norm is None else self.norm(keys, moments)
 
     def extra_repr(self) -> str:
         parts = [f"{self.channels}"]
@@ -117,34 +125,35 @@ class GridAttention(nn.Module):
         parts.append(f"coefficient_norm={self.coefficient_norm!r}, scale={self.scale}")
         return ", ".join(parts)
 
-
-def weight_of(linear: nn.Linear | None) -> Tensor | None:
-    """A map's (out, in) matrix, where there is a map."""
-    return None if linear is None else linear.weight
-
-
-def map_channels(x: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
-    """Apply a map to the channels of (N, C, *positions), keeping them side by side where they are."""
-    if weight is None:
-        return x
-    outputs = weight.shape[0]
-    if gpu.multiplies_rows(x):
-        weight, bias = aligned_rows(weight), None if bias is None else aligned_rows(bias)
-    # Averages are in float32 also where a network's weights are in half precision.
-    weight = weight if weight.dtype == x.dtype else weight.to(x.dtype)
-    columns = x if x.dim() == 3 else x.flatten(2)
-    if x.stride(1) == 1:
-        bias = None if bias is None else bias.to(x.dtype)
-        mapped = F.linear(columns.transpose(1, 2), weight, bias).transpose(1, 2)
-    else:
-        # A product for each sample: matmul would get there too, by way of copies.
-        mapped = torch.bmm(weight.expand(x.shape[0], -1, -1), columns)
-        mapped = mapped if bias is None else mapped + bias[:, None].to(mapped.dtype)
-    mapped = mapped if weight.shape[0] == outputs else mapped[:, :outputs]
-    return mapped if x.dim() == 3 else mapped.unflatten(2, x.shape[2:])
+    def _map_dtype(self) -> torch.dtype | None:
+        """Of the maps' weights; None where there is none, or where they are no tensors (quantised modules)."""
+        for linear in (self.query_map, self.key_map, self.value_map):
+            weight = getattr(linear, "weight", None)
+            if isinstance(weight, Tensor):
+                return weight.dtype
+        return None
 
 
-def aligned_rows(x: Tensor) -> Tensor:
-    """Weights for a few outputs more than asked for, all zeros, so that a GPU takes its fast products."""
-    more = gpu.aligned(x.shape[0]) - x.shape[0]
-    return F.pad(x, (*[0, 0] * (x.dim() - 1), 0, more)) if more else x
+@leaf_function
+def check_layer_input(
+    query: Tensor, key: Tensor | None, value: Tensor | None, *, channels: int, dtype: torch.dtype | None, owner: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value of a layer called ``owner``, whose maps are of ``dtype``; in autocast's where that is on."""
+    query, key, value = check_triple(query, key, value, 1, 1.0)
+    name, x = ("query", query) if query.shape[1] != channels else ("value", value)
+    if x.shape[1] != channels:
+        raise ValueError(f"{owner} was built for {channels} channels, but {name} has {x.shape[1]}")
+    if dtype is not None and query.dtype != dtype and not autocast_is_on(query):
+        names = [str(each).removeprefix("torch.") for each in (dtype, query.dtype)]
+        raise TypeError(f"{owner} has {names[0]} weights, but query is {names[1]}: convert either, or use autocast")
+    return query, key, value
+
+
+def map_tokens(linear: nn.Module | None, tokens: Tensor, like: Tensor) -> Tensor:
+    """Apply a map to (N, S, C) tokens, in ``like``'s dtype: averages are wider than a network in half precision."""
+    return tokens if linear is None else linear(tokens.to(like.dtype))
+
+
+def map_positions(linear: nn.Module | None, x: Tensor) -> Tensor:
+    """Apply a map to every position of (N, C, *grid); channels come out side by side."""
+    return x if linear is None else linear(x.movedim(1, -1)).movedim(-1, 1)

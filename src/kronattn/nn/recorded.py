@@ -61,7 +61,6 @@ class RecordedAttention:
         keys: (N, H, d, n) as columns, with the scale and the norm of the coefficients multiplied in.
         bias: (H, n), added to each key's coefficients before the softmax, or None.
         values: (N, P, n) as columns: averages for Kronecker attention, positions for the regular operator.
-        read_out: (K, P), the linear map of the output that the layer was asked for, or None.
 
     Example:
         >>> from kronattn.nn import KroneckerAttention
@@ -94,7 +93,6 @@ class RecordedAttention:
         self.keys = keys
         self.bias = bias
         self.values = values
-        self.read_out: Tensor | None = None
 
     @property
     def num_heads(self) -> int:
@@ -137,14 +135,9 @@ class RecordedAttention:
         return PositionWeights(axes, implied, len(self.grid) if self.mode == "qkv" else 1)
 
     def output(self) -> Tensor:
-        """(N, P, *grid): the coefficients applied to the values, which is the layer's output without any skip.
-
-        (N, K, *grid) where the layer was asked for a ``read_out``.
-        """
+        """(N, P, *grid): the coefficients applied to the values, which is the layer's output without any residual."""
         values = self.values.unflatten(1, (self.num_heads, -1))
         output = (values @ self.coefficients).flatten(1, 2)
-        if self.read_out is not None:
-            output = self.read_out @ output
         return outer_sum(output, self.grid) if self.mode == "qkv" else output.unflatten(-1, self.grid)
 
     def _coefficients(self, queries: Tensor) -> Tensor:

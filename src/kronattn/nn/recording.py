@@ -1,22 +1,16 @@
-"""Recording the coefficients of every attention layer of a model, beside the computation and never inside it."""
+"""Recording what every attention layer of a model attends to: what its middle stage gave, copied."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, overload
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import overload
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from kronattn.nn.attention import DenseAttention, KroneckerAttention
-from kronattn.nn.coefficient_norm import CoefficientNorm
-from kronattn.nn.grid_attention import GridAttention, map_channels, weight_of
+from kronattn.nn.attention import KroneckerAttention
+from kronattn.nn.grid_attention import GridAttention, Mixed
 from kronattn.nn.recorded import RecordedAttention, wide
-from kronattn.ops.attention import pool_grid
-from kronattn.ops.autocast import without_autocast
-from kronattn.ops.coefficients import coefficient_moments
-from kronattn.ops.grid import wide_averages
 
 __all__ = ["Recording", "record_coefficients"]
 
@@ -83,78 +77,38 @@ def record_coefficients(model: nn.Module) -> Iterator[Recording]:
     if hasattr(model, "_orig_mod"):
         raise ValueError("a compiled model runs past the recorder: give the model that was compiled")
     recording = Recording()
-    with ExitStack() as hooks:
-        for name, layer in model.named_modules():
-            if isinstance(layer, GridAttention):
-                recorder = _Recorder(name or type(layer).__name__, recording)
-                if layer.norm is not None and layer.norm._shares_statistics():
-                    hooks.callback(layer.norm.register_forward_hook(recorder.keep_norm).remove)
-                hooks.callback(layer.register_forward_hook(recorder.record, with_kwargs=True).remove)
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, GridAttention)]
+    before = [layer.observer for _, layer in layers]
+    try:
+        for name, layer in layers:
+            layer.observer = _observer(name or type(layer).__name__, recording)
         yield recording
+    finally:
+        for (_, layer), observer in zip(layers, before, strict=True):
+            layer.observer = observer
 
 
-class _Recorder:
-    """Listens to one layer and, where statistics are shared among processes, to its norm: they are known nowhere else.
-
-    Otherwise the norm is left alone: a backend that computes a whole layer at once steps aside for a norm that
-    somebody listens to, and would round differently.
-    """
-
-    def __init__(self, name: str, recording: Recording) -> None:
-        self.name = name
-        self.recording = recording
-        self.norm: tuple[Tensor, Tensor | None] | None = None
-
-    def keep_norm(self, module: nn.Module, arguments: Any, output: tuple[Tensor, Tensor | None]) -> None:
-        self.norm = output
-
-    def record(self, layer: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> None:
-        given = {**dict(zip(("query", "key", "value"), arguments, strict=False)), **options}
-        with torch.no_grad():
-            # What the layer saw, in autocast's dtype where that is on; products of it are taken in full precision.
-            seen = layer._checked(*(given.get(name) for name in ("query", "key", "value")))
-            with without_autocast(seen[0]):
-                call = self._recorded(layer, *(wide(x) for x in seen))
-                if given.get("read_out") is not None:
-                    call.read_out = wide(given["read_out"]).to(call.values.dtype)
-                self.recording._calls.append(call)
-        self.norm = None
-
-    def _recorded(self, layer: GridAttention, query: Tensor, key: Tensor, value: Tensor) -> RecordedAttention:
-        grid, key_grid = query.shape[2:], key.shape[2:]
-        if isinstance(layer, KroneckerAttention):
-            mode = layer.mode
-            query = wide_averages(query) if mode == "qkv" else query.flatten(2)
-            key, value = wide_averages(key), wide_averages(value)
-        elif isinstance(layer, DenseAttention):
-            mode = "regular"
-            if layer.pool is not None:
-                key, value = pool_grid(key, layer.pool), pool_grid(value, layer.pool)
-                key_grid = key.shape[2:]
-            query, key, value = query.flatten(2), key.flatten(2), value.flatten(2)
-        else:
-            raise TypeError(f"{type(layer).__name__} is an attention layer that the recorder does not know")
+def _observer(name: str, recording: Recording) -> Callable[[GridAttention, Mixed, Sequence[int], Sequence[int]], None]:
+    def observe(layer: GridAttention, mixed: Mixed, grid: Sequence[int], key_grid: Sequence[int]) -> None:
+        mode = layer.mode if isinstance(layer, KroneckerAttention) else "regular"
+        # Copies in float32 at least: what the model does to its own tensors later must not show here.
+        queries, keys, bias, values = (None if x is None else wide(x) for x in mixed)
+        assert queries is not None
+        assert keys is not None
+        assert values is not None
+        columns = queries.transpose(1, 2) if mode == "qkv" else queries.flatten(2)
         heads = (layer.num_heads, -1)
-        queries = map_channels(query, weight_of(layer.query_map)).unflatten(1, heads)
-        keys = map_channels(key, weight_of(layer.key_map)).unflatten(1, heads) * layer.scale
-        values, bias = map_channels(value, weight_of(layer.value_map)), None
-        if layer.norm is not None:
-            scale, bias = _scale_and_bias(layer.norm, queries, keys) if self.norm is None else self.norm
-            keys = keys * scale
-        return RecordedAttention(self.name, mode, grid, key_grid, queries, keys, bias, values)
+        recording._calls.append(
+            RecordedAttention(
+                name,
+                mode,
+                grid,
+                key_grid,
+                columns.unflatten(1, heads),
+                keys.transpose(1, 2).unflatten(1, heads).to(columns.dtype),
+                bias,
+                values.transpose(1, 2).to(columns.dtype),
+            )
+        )
 
-
-def _scale_and_bias(norm: CoefficientNorm, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor | None]:
-    """What the norm multiplies the keys by and adds to their coefficients; its running statistics stay as they are."""
-    if not (norm.uses_batch_statistics and len(queries)):
-        return norm.forward(queries, keys)
-    moments = coefficient_moments(queries, keys, per_key=norm.num_keys is not None)
-    scale = torch.rsqrt(moments.squares.flatten() / moments.members + norm.bn.eps)
-    if norm.bn.weight is not None:
-        scale = scale * norm.bn.weight
-    if norm.num_keys is None:
-        return scale.view(-1, 1, 1), None
-    bias = -moments.mean.flatten() * scale
-    if norm.bn.bias is not None:
-        bias = bias + norm.bn.bias
-    return scale.view(norm.num_heads, 1, -1), bias.view(norm.num_heads, -1)
+    return observe

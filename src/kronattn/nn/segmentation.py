@@ -9,11 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronattn.nn.attention import DenseAttention, KroneckerAttention
-from kronattn.nn.fx import traced_as_one_node
-from kronattn.nn.grid_attention import map_channels
-from kronattn.ops import gpu
-from kronattn.ops.attend import is_captured
-from kronattn.ops.autocast import autocasted
+from kronattn.ops.fx import is_captured, leaf_function
 
 __all__ = ["AtrousPyramidHead", "DenseSegmentationHead", "KroneckerSegmentationHead", "resize_scores"]
 
@@ -22,6 +18,7 @@ RATES = (6, 12, 18, 24)
 _CLASSIFIER_STD = 0.01
 
 
+@leaf_function
 def resize_scores(scores: Tensor, size: Sequence[int], *, stride: int | None = None) -> Tensor:
     """Bring a map of scores to the size of the image that it was made from, bilinearly.
 
@@ -78,7 +75,6 @@ class _Head(nn.Module):
         """(N, in_channels, h, w) to (N, num_classes, h, w)."""
         raise NotImplementedError
 
-    @traced_as_one_node
     def forward(self, features: Tensor, size: Sequence[int] | None = None) -> Tensor:
         scores = self.scores(features)
         return scores if size is None else resize_scores(scores, size)
@@ -170,13 +166,9 @@ class _AttentionHead(_Head):
         self.classifier = _classifier(self.in_channels, num_classes, **like)
         self.context_classifier = _classifier(self.width, num_classes, bias=False, **like)
 
-    def context_scores(self, features: Tensor) -> Tensor:
-        """The part of the scores that is read off the context: (N, in_channels, h, w) to (N, num_classes, h, w)."""
-        return _pointwise(self.context_classifier, self.attn(features))
-
     def scores(self, features: Tensor) -> Tensor:
         # One 1×1 convolution of both side by side, as a sum of two: nothing is copied to be concatenated.
-        return _pointwise(self.classifier, features) + self.context_scores(features)
+        return self.classifier(features) + self.context_classifier(self.attn(features))
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.num_classes}, width={self.width}"
@@ -235,16 +227,17 @@ class KroneckerSegmentationHead(_AttentionHead):
         )
 
     def scores(self, features: Tensor) -> Tensor:
-        if not gpu.on_gpu(features) or is_captured() or any(map(_hooked, self.classifiers())):
+        attn = self.attn
+        assert isinstance(attn, KroneckerAttention)
+        if attn.num_heads > 1:
+            # A classifier of all heads' channels cannot be applied to the values of each.
             return super().scores(features)
-        # Both parts from the attention layer, which may then read the features once.
-        weight, skip = self.context_classifier.weight.flatten(1), self.classifier
-        return self.attn(autocasted(features), read_out=weight, skip=(skip.weight, skip.bias))
+        # The classifier is folded into the values, of which there are few: attention then has num_classes channels.
+        return attn(features, residual=self.classifier(features), map_values=self._classify_values)
 
-    def context_scores(self, features: Tensor) -> Tensor:
-        if _hooked(self.context_classifier):
-            return super().context_scores(features)
-        return self.attn(features, read_out=self.context_classifier.weight.flatten(1))
+    def _classify_values(self, values: Tensor) -> Tensor:
+        """(N, S, width) to (N, S, num_classes): the tokens as a map one position wide."""
+        return self.context_classifier(values.transpose(1, 2).unsqueeze(3)).squeeze(3).transpose(1, 2)
 
 
 class DenseSegmentationHead(_AttentionHead):
@@ -298,18 +291,3 @@ def _classifier(
     if conv.bias is not None:
         nn.init.zeros_(conv.bias)
     return conv
-
-
-def _pointwise(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """A 1×1 convolution that leaves x where it is. With positions side by side, a convolution would copy all of x, by
-    far the largest tensor here, into the other order first; a matrix product does not. A compiler sees to it itself."""
-    moves_nothing = x.stride(1) == 1 and not gpu.multiplies_rows(x)
-    if moves_nothing or is_captured() or _hooked(conv):
-        return conv(x)
-    return map_channels(x, conv.weight.flatten(1), conv.bias)
-
-
-def _hooked(conv: nn.Conv2d) -> bool:
-    """Whether a call of ``conv`` is more than its convolution."""
-    hooks = conv._forward_hooks, conv._forward_pre_hooks, conv._backward_hooks, conv._backward_pre_hooks
-    return type(conv) is not nn.Conv2d or any(hooks)

@@ -3,5 +3,6 @@
 from kronattn.ops.attention import attention
 from kronattn.ops.grid import axis_averages, outer_sum
 from kronattn.ops.kronecker import kronecker_attention
+from kronattn.ops.plan import explain_plan
 
-__all__ = ["attention", "axis_averages", "kronecker_attention", "outer_sum"]
+__all__ = ["attention", "axis_averages", "explain_plan", "kronecker_attention", "outer_sum"]

@@ -19,8 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kronattn.ops.autocast import without_autocast
+from kronattn.ops.compat import under_transform
+from kronattn.ops.fx import is_captured
 
-__all__ = ["at_least_float32", "attend", "is_captured"]
+__all__ = ["at_least_float32", "attend"]
 
 # Coefficients in one block: up to four megabytes of float32. Measured at 8×56²×8 on two cores: smaller blocks spend
 # more time in calls and leave a core idle, larger ones are no faster.
@@ -55,11 +57,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None = 
     if query.dim() == 4 and _runs_in_blocks(query):
         output = output.unflatten(0, query.shape[:2])
     return output.transpose(-2, -1) if _gives_rows(query) else output
-
-
-def is_captured() -> bool:
-    """Whether a graph is being captured, for sizes and strides that it has yet to see."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def _any_requires_grad(*tensors: Tensor | None) -> bool:
@@ -98,7 +95,7 @@ def _rows(columns: Tensor) -> Tensor:
 def _in_blocks(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None) -> Tensor:
     by_rows = _gives_rows(query)
     query, key, value, bias = _merged(query, key, value, key_bias)
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if under_transform():
         return _in_functional_blocks(query, key, value, bias, by_rows)
     samples, positions = _block_shape(query, key)
     # One buffer for all blocks: memory that is new to the process costs more than the arithmetic on it.

@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from kronattn.ops.backends import choose_backend
+from kronattn.ops import reference, stages, torch_backend
 from kronattn.ops.checks import check_grid_tensor, check_triple
+from kronattn.ops.fx import leaf_function
+from kronattn.ops.plan import make_plan
 
 __all__ = ["attention", "pool_grid"]
 
 
+@leaf_function
 def attention(
     query: Tensor,
     key: Tensor | None = None,
@@ -32,7 +35,7 @@ def attention(
             head. The paper's is 1.
         pool: max-pool keys and values by this factor along every axis first (Attn+Pool). A last window that
             sticks out counts: 7 becomes 4.
-        backend: "auto", "torch" or "reference".
+        backend: "auto", "torch", "triton" or "reference".
 
     Returns:
         (N, P, *grid), in query's dtype.
@@ -47,10 +50,17 @@ def attention(
         pooled = pool_grid(key, pool)
         value = pooled if value is key else pool_grid(value, pool)
         key = pooled
-    chosen = choose_backend(backend, query, key, value, operator="attention", num_heads=num_heads)
-    return chosen.attention(query, key, value, num_heads=num_heads, scale=scale)
+    if backend == "auto":
+        # PyTorch's own kernels are ahead of ours for that many keys.
+        return torch_backend.attention(query, key, value, num_heads=num_heads, scale=scale)
+    plan = make_plan(query, key, value, num_heads=num_heads, backend=backend)
+    if plan.spread == "reference":
+        return reference.attention(query, key, value, num_heads=num_heads, scale=scale)
+    keys, values = (x.flatten(2).transpose(1, 2) for x in (key, value))
+    return stages.spread(query, stages.scaled(keys, scale, num_heads), values, plan, num_heads=num_heads)
 
 
+@leaf_function
 def pool_grid(x: Tensor, factor: int) -> Tensor:
     """Max-pool every axis by ``factor``; the last, incomplete window counts (ceil).
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kronattn.ops.autocast import autocasted
+from kronattn.ops.fx import leaf_function
 
 __all__ = [
     "MAX_AXES",
@@ -18,6 +19,7 @@ __all__ = [
     "check_grid_tensor",
     "check_heads",
     "check_mode",
+    "check_residual",
     "check_scale",
     "check_tokens",
     "check_triple",
@@ -127,6 +129,31 @@ def check_triple(
                 f"{name} must have query's dtype: query is {_dtype_name(cast_query)}, {name} is {_dtype_name(other)}"
             )
     return cast_query, cast_key, cast_value
+
+
+@leaf_function
+def check_residual(residual: Tensor | None, query: Tensor, values: Tensor) -> Tensor | None:
+    """``residual`` is of the output's shape, (N, P, *query's grid) for (N, S, P) values, and of its device and dtype.
+
+    Under autocast it comes back in autocast's dtype, as the query does.
+    """
+    if residual is None:
+        return None
+    if not isinstance(residual, Tensor):
+        raise TypeError(f"residual must be a torch.Tensor, not {type(residual).__name__}")
+    expected = (query.shape[0], values.shape[2], *query.shape[2:])
+    if residual.shape != expected:
+        raise ValueError(f"residual must have the output's shape {tuple(expected)}, not {tuple(residual.shape)}")
+    if residual.device != query.device:
+        raise ValueError(
+            f"residual must be on query's device: query is on {query.device}, residual on {residual.device}"
+        )
+    cast = autocasted(residual)
+    if cast.dtype != query.dtype:
+        raise TypeError(
+            f"residual must have query's dtype: query is {_dtype_name(query)}, residual is {_dtype_name(residual)}"
+        )
+    return cast
 
 
 def _dtype_name(x: Tensor) -> str:

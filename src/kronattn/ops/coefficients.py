@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Moments", "NormState", "coefficient_moments"]
+__all__ = ["Moments", "coefficient_moments", "token_moments"]
 
 
 class Moments(NamedTuple):
@@ -25,21 +25,6 @@ class Moments(NamedTuple):
     members: int
     mean: Tensor
     squares: Tensor
-
-
-class NormState(NamedTuple):
-    """Batch norm of each head's coefficients as a kernel takes it: (H,) tensors, and how they are used.
-
-    ``of_the_batch``: the statistics are this batch's, and the running ones follow them; else those are used.
-    """
-
-    gain: Tensor
-    running_mean: Tensor
-    running_var: Tensor
-    batches: Tensor
-    momentum: float
-    eps: float
-    of_the_batch: bool
 
 
 def coefficient_moments(
@@ -85,6 +70,23 @@ def coefficient_moments(
     mean = means.mean(dim=0)
     squares = in_sample * (within + (means - mean).square()).sum(dim=0)
     return Moments(query.shape[0] * in_sample, mean, squares)
+
+
+def token_moments(queries: Tensor, keys: Tensor, *, num_heads: int = 1) -> Moments:
+    """The same for (N, M, C) queries and (N, S, C) keys that are both few: E is small, and materialised.
+
+    Example:
+        >>> q, k = torch.randn(4, 9, 8), torch.randn(4, 7, 8)
+        >>> whole = coefficient_moments(q.transpose(1, 2).unsqueeze(1), k.transpose(1, 2).unsqueeze(1))
+        >>> torch.allclose(token_moments(q, k).squares, whole.squares, rtol=1e-4)
+        True
+    """
+    wide = torch.promote_types(queries.dtype, torch.float32)
+    rows = [x.to(wide).unflatten(2, (num_heads, -1)).transpose(1, 2) for x in (queries, keys)]
+    matrix = rows[0] @ rows[1].transpose(-2, -1)
+    variance, mean = torch.var_mean(matrix, dim=(0, 2, 3), correction=0)
+    members = matrix.shape[0] * matrix.shape[2] * matrix.shape[3]
+    return Moments(members, mean, variance * members)
 
 
 def _covariance(x: Tensor, mean: Tensor) -> Tensor:

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kronattn.ops.attend import is_captured
 from kronattn.ops.checks import check_grid_tensor, check_tokens
+from kronattn.ops.fx import is_captured, leaf_function
 
 __all__ = ["axis_averages", "outer_sum"]
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
+@leaf_function
 def axis_averages(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     """Average a grid over all axes but one, for every axis: the paper's C = [Hᵀ, Lᵀ].
 
@@ -39,6 +40,7 @@ def axis_averages(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     return averages if averages.dtype == dtype else averages.to(dtype)
 
 
+@leaf_function
 def outer_sum(tokens: Tensor, grid: Sequence[int]) -> Tensor:
     """Give every position the sum of its axes' vectors: the counterpart of :func:`axis_averages`.
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kronattn.ops.backends import choose_backend
+from kronattn.ops import reference, stages
 from kronattn.ops.checks import check_mode, check_triple
+from kronattn.ops.fx import leaf_function
+from kronattn.ops.plan import make_plan
 
 __all__ = ["kronecker_attention"]
 
 
+@leaf_function
 def kronecker_attention(
     query: Tensor,
     key: Tensor | None = None,
@@ -50,5 +53,16 @@ def kronecker_attention(
     """
     check_mode(mode)
     query, key, value = check_triple(query, key, value, num_heads, scale)
-    chosen = choose_backend(backend, query, key, value, operator=mode, num_heads=num_heads)
-    return chosen.kronecker_attention(query, key, value, mode=mode, num_heads=num_heads, scale=scale)
+    plan = make_plan(query, key, value, mode=mode, num_heads=num_heads, backend=backend)
+    if plan.spread == "reference":
+        return reference.kronecker_attention(query, key, value, mode=mode, num_heads=num_heads, scale=scale)
+    key_is_query, value_is_key = key is query, value is key
+    key_tokens, key = stages.pool(key, plan)
+    query = key if key_is_query else query
+    values = key_tokens if value_is_key else stages.pool(value, plan)[0]
+    keys = stages.scaled(key_tokens, scale, num_heads)
+    if mode == "kv":
+        return stages.spread(query, keys, values, plan, num_heads=num_heads)
+    queries = key_tokens if key_is_query else stages.pool(query, plan)[0]
+    tokens = stages.attend_tokens(queries, keys, values, plan, num_heads=num_heads)
+    return stages.spread_tokens(tokens, query, plan)

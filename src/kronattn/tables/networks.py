@@ -13,6 +13,8 @@ from torch import nn
 from kronattn.measure import count_madd
 from kronattn.models.baselines import BASELINES
 from kronattn.models.registry import create_model
+from kronattn.nn.coefficient_norm import CoefficientNorm
+from kronattn.ops.compat import is_batch_norm
 from kronattn.tables.rendering import Cell, Column, Group, Table
 
 __all__ = ["ROWS", "Measured", "NetworkRow", "count_parameters", "measure_networks", "network_tables", "to_json"]
@@ -97,7 +99,7 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
         >>> count_parameters(nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)))
         (48, 32)
     """
-    norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    norms = (m for m in model.modules() if is_batch_norm(m) or isinstance(m, CoefficientNorm))
     in_norms = sum(parameter.numel() for norm in norms for parameter in norm.parameters(recurse=False))
     everything = sum(parameter.numel() for parameter in model.parameters())
     return everything, everything - in_norms

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from kronattn.extras import require_library
 from kronattn.models.baselines.borrowed import with_channels
 from kronattn.models.kanet import OUTPUT_STRIDES, VARIANTS, KANet
+from kronattn.nn.coefficient_norm import CoefficientNorm
+from kronattn.ops.compat import is_batch_norm
 
 __all__ = ["BACKBONES", "Backbone", "build_backbone"]
 
@@ -67,7 +69,7 @@ class Backbone(nn.Module):
 
     def _norms(self) -> list[nn.Module]:
         # Those of attention coefficients too; and batch norms that were since made to share their statistics.
-        return [module for module in self.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        return [module for module in self.modules() if is_batch_norm(module) or isinstance(module, CoefficientNorm)]
 
     def _freeze(self) -> None:
         """To be called once everything is built."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kronattn.models.deeplab.backbones import build_backbone
 from kronattn.models.deeplab.weights import load_backbone_weights
 from kronattn.nn.segmentation import AtrousPyramidHead, DenseSegmentationHead, KroneckerSegmentationHead, resize_scores
-from kronattn.ops.attend import is_captured
+from kronattn.ops.fx import is_captured, leaf_function
 
 __all__ = ["HEADS", "SEGMENTERS", "DeepLabV2"]
 
@@ -113,6 +113,7 @@ class DeepLabV2(nn.Module):
         return {name for name, _ in self.named_parameters() if "attn.norm." in name}
 
 
+@leaf_function
 def _checked_image(x: Tensor, in_chans: int) -> Tensor:
     # A graph that is being captured is made for sizes it has yet to see.
     if is_captured():

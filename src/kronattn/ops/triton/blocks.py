@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import os
 
+import torch
 import triton
 import triton.language as tl
 
-__all__ = ["LOG2E", "grid_offsets", "matmul", "token_offsets"]
+__all__ = ["LOG2E", "TRITON_DTYPES", "grid_offsets", "load_tokens", "matmul", "token_offsets"]
 
+TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 # exp2 is the GPU's own exponential; logits are multiplied by this before it.
 LOG2E = tl.constexpr(1.4426950408889634)
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
@@ -45,3 +47,10 @@ def grid_offsets(positions, channels, stride_p, stride_c, LAST: tl.constexpr, AL
 def token_offsets(tokens, channels, C: tl.constexpr):
     """Offsets of a (tokens, channels) tile within a sample's tokens."""
     return tokens[:, None] * C + channels[None, :]
+
+
+@triton.jit
+def load_tokens(tokens, b_s, b_d, count, C: tl.constexpr, D: tl.constexpr, DT: tl.constexpr):
+    """A (tokens, channels) tile of one head in dtype DT; zero past the end."""
+    b_mask = (b_s < count)[:, None] & (b_d < D)[None, :]
+    return tl.load(tokens + token_offsets(b_s, b_d, C), mask=b_mask, other=0.0).to(DT)

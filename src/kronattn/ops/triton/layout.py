@@ -9,18 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kronattn.ops.triton.launch import empty
-
 __all__ = [
     "Strides",
     "alignment",
-    "as_tokens",
     "empty_grid",
     "empty_like_grid",
     "flat",
     "flat_strides",
     "is_channels_last",
     "row_distance",
+    "rows_and_width",
 ]
 
 
@@ -103,11 +101,12 @@ def empty_grid(
 ) -> Tensor:
     """Uninitialised (batch, channels, *grid), channels last or contiguous."""
     if not channels_last:
-        return empty((batch, channels, *grid), dtype, device)
+        return torch.empty((batch, channels, *grid), dtype=dtype, device=device)
     strides = [channels]
     for size in reversed(grid):
         strides.append(strides[-1] * size)
-    return empty((batch, channels, *grid), dtype, device, (strides.pop(), 1, *reversed(strides)))
+    whole = strides.pop()
+    return torch.empty_strided((batch, channels, *grid), (whole, 1, *reversed(strides)), dtype=dtype, device=device)
 
 
 def empty_like_grid(x: Tensor, channels: int, channels_last: bool, dtype: torch.dtype | None = None) -> Tensor:
@@ -115,6 +114,6 @@ def empty_like_grid(x: Tensor, channels: int, channels_last: bool, dtype: torch.
     return empty_grid(x.shape[0], channels, x.shape[2:], channels_last, dtype or x.dtype, x.device)
 
 
-def as_tokens(tokens: Tensor) -> Tensor:
-    """(N, C, S) as the (N, S, C) that the kernels read; a copy only where channels are not side by side."""
-    return tokens.transpose(1, 2).contiguous()
+def rows_and_width(grid: Sequence[int]) -> tuple[int, int]:
+    """A grid of any number of axes as the two that the kernels know: all but the last, and the last."""
+    return math.prod(grid[:-1]), grid[-1]

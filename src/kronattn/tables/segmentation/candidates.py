@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from kronattn.models.deeplab import HEADS as NETWORK_HEADS
 from kronattn.nn import DenseAttention, DenseSegmentationHead
-from kronattn.nn.grid_attention import map_channels, weight_of
+from kronattn.nn.attention import dense_moments
+from kronattn.nn.grid_attention import map_positions
 
-__all__ = ["HEADS", "BuiltSegmentationHead", "Case", "Head"]
+__all__ = ["HEADS", "Case", "Head", "MaterialisedSegmentationHead"]
 
 
 @dataclass(frozen=True)
@@ -40,33 +41,36 @@ class Case:
         return f"{self.size}²"
 
 
-class _BuiltAttention(DenseAttention):
-    """Regular attention that builds its coefficient matrix, as the paper's does; for one head."""
+class _MaterialisedAttention(DenseAttention):
+    """Regular attention that materialises its coefficient matrix, as the paper's does; for one head."""
 
     def forward(
-        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, added: Tensor | None = None
+        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, residual: Tensor | None = None
     ) -> Tensor:
-        q = map_channels(query, weight_of(self.query_map)).flatten(2)
-        keys, _ = self._normalised(q, map_channels(query, weight_of(self.key_map)).flatten(2))
+        maps = (self.query_map, self.key_map, self.value_map)
+        queries, keys, values = (map_positions(linear, query).flatten(2).transpose(1, 2) for linear in maps)
+        moments = None
+        if self.uses_batch_statistics:
+            moments = dense_moments(queries.transpose(1, 2), keys, 1, False)
+        keys, _ = self._normalised(keys, moments)
         # One row a query: the softmax runs along memory, which is the fastest of the ways to write Eq. 1.
-        coefficients = torch.bmm(q.transpose(1, 2), keys.to(q.dtype)).softmax(dim=-1)
-        values = map_channels(query, weight_of(self.value_map)).flatten(2)
-        return torch.bmm(values, coefficients.transpose(1, 2)).unflatten(2, query.shape[2:])
+        coefficients = torch.bmm(queries, keys.to(queries.dtype).transpose(1, 2)).softmax(dim=-1)
+        return torch.bmm(coefficients, values).transpose(1, 2).unflatten(2, query.shape[2:])
 
 
-class BuiltSegmentationHead(DenseSegmentationHead):
-    """The head of ``deeplabv2_attn`` with its coefficient matrix built: (N, C, h, w) to (N, num_classes, h, w).
+class MaterialisedSegmentationHead(DenseSegmentationHead):
+    """The head of ``deeplabv2_attn`` with its coefficient matrix materialised: (N, C, h, w) to (N, num_classes, h, w).
 
     :class:`kronattn.nn.DenseSegmentationHead` gives the same result without that matrix: by PyTorch's fused kernels on
     a GPU, block by block on the CPU.
 
-    >>> BuiltSegmentationHead(16, 5)(torch.randn(2, 16, 7, 9)).shape
+    >>> MaterialisedSegmentationHead(16, 5)(torch.randn(2, 16, 7, 9)).shape
     torch.Size([2, 5, 7, 9])
     """
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__(in_channels, num_classes)
-        self.attn = _BuiltAttention(in_channels, project="qkv", qk_channels=self.width, out_channels=self.width)
+        self.attn = _MaterialisedAttention(in_channels, project="qkv", qk_channels=self.width, out_channels=self.width)
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class Head:
 
 HEADS: dict[str, Head] = {
     "aspp": Head("ASPP", "deeplabv2_aspp", NETWORK_HEADS["aspp"]),
-    "attn": Head("Attn", "deeplabv2_attn", BuiltSegmentationHead, builds_matrix=True),
+    "attn": Head("Attn", "deeplabv2_attn", MaterialisedSegmentationHead, builds_matrix=True),
     "attn_fused": Head("fused", "deeplabv2_attn", NETWORK_HEADS["attn"]),
     "kao_kv": Head("KAO_KV", "deeplabv2_kao_kv", NETWORK_HEADS["kao_kv"]),
     "kao_qkv": Head("KAO_QKV", "deeplabv2_kao_qkv", NETWORK_HEADS["kao_qkv"]),

@@ -109,7 +109,7 @@ def measure_heads(
     Example:
         >>> found = measure_heads([Case(33, channels=16, num_classes=3)], ["attn", "kao_kv"], seconds=0.01)
         >>> [(row.head, row.work, row.madd) for row in found.rows]
-        [('attn', 'inference', 11300), ('kao_kv', 'inference', 5862)]
+        [('attn', 'inference', 11300), ('kao_kv', 'inference', 5950)]
     """
     device = resolve_device(str(device))
     for name in heads:

@@ -4,7 +4,7 @@ In eager code PyTorch takes four passes for a norm and its activation in trainin
 of depth-wise convolutions spend their time on. Here the forward reads x for its statistics, reads it again and writes
 the output; the backward reads x and dy twice and writes dx. Sums are added up in a fixed order.
 
-A tensor that is to stand beside the output, channel after channel, can be written into the same memory in passing.
+A tensor that is to be concatenated with the output is written into the same memory in passing.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -19,11 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.launch import empty, launch, played, recorded
 from kronattn.ops.triton.layout import empty_grid, row_distance
-from kronattn.ops.triton.rules import NormPlan, norm_plan
+from kronattn.ops.triton.tuning import row_blocks
 
-__all__ = ["apply_norm", "as_rows", "backward", "forward", "norm_act", "norm_act_in_training"]
+__all__ = ["batch_norm_act", "batch_norm_act_in_training"]
+
+
+# What an activation clamps to, and whether it does.
+Clamp = tuple[float, float, bool]
 
 
 @triton.jit
@@ -124,15 +127,15 @@ def finish_moments_kernel(
 @triton.jit
 def apply_kernel(
     x,
-    beside,
+    concat,
     y,
     mean,
-    spread,
+    deviation,
     weight,
     bias,
     rows,
     stride,
-    beside_stride,
+    concat_stride,
     y_stride,
     per_program,
     lowest,
@@ -141,22 +144,22 @@ def apply_kernel(
     c_over,
     cb_over,
     blocks,
-    beside_blocks,
+    concat_blocks,
     BR: tl.constexpr,
     BC: tl.constexpr,
     IS_VARIANCE: tl.constexpr,
     CLAMP: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """y = clamp(norm(x)), and where there are beside_blocks the channels of ``beside`` after it."""
+    """y = clamp(norm(x)), and where there are concat_blocks the channels of ``concat`` after it."""
     C = c_over * ALIGN
     CB = cb_over * ALIGN
-    block = tl.program_id(0) % (blocks + beside_blocks)
-    first = tl.program_id(0) // (blocks + beside_blocks) * per_program
+    block = tl.program_id(0) % (blocks + concat_blocks)
+    first = tl.program_id(0) // (blocks + concat_blocks) * per_program
     last = tl.minimum(first + per_program, rows)
     if block < blocks:
         b_c = block * BC + tl.arange(0, BC)
-        b_scale = load_channels(spread, b_c, C)
+        b_scale = load_channels(deviation, b_c, C)
         if IS_VARIANCE:
             b_scale = tl.rsqrt(b_scale + eps)
         b_scale = b_scale * load_channels(weight, b_c, C)
@@ -169,8 +172,8 @@ def apply_kernel(
     else:
         b_c = (block - blocks) * BC + tl.arange(0, BC)
         for r in tl.range(first, last, BR):
-            b_beside = load_rows(beside, r, last, b_c, beside_stride, CB, BR, ALIGN)
-            store_rows(y + C, b_beside, r, last, b_c, y_stride, CB, BR, ALIGN)
+            b_concat = load_rows(concat, r, last, b_c, concat_stride, CB, BR, ALIGN)
+            store_rows(y + C, b_concat, r, last, b_c, y_stride, CB, BR, ALIGN)
 
 
 @triton.jit
@@ -251,7 +254,7 @@ def _rows(x: Tensor) -> int:
     return x.numel() // x.shape[1]
 
 
-def as_rows(x: Tensor) -> Tensor:
+def _as_rows(x: Tensor) -> Tensor:
     """``x`` as rows of channels at an even distance: slices of channels-last maps are that already."""
     distance = row_distance(x)
     if distance is not None and _rows(x) * distance < 2**31:
@@ -271,159 +274,121 @@ def _aligned(*distances: int | None) -> tuple[int, ...]:
 
 
 def _apply(
-    x: Tensor, beside: Tensor | None, mean: Tensor, spread: Tensor, weight: Tensor, bias: Tensor, eps: float,
-    lowest: float, highest: float, clamp: bool, is_variance: bool,
+    x: Tensor, concat: Tensor | None, mean: Tensor, deviation: Tensor, weight: Tensor, bias: Tensor, eps: float,
+    clamp: Clamp, *, is_variance: bool,
 ) -> Tensor:  # fmt: skip
-    channels, more = x.shape[1], 0 if beside is None else beside.shape[1]
+    channels, more = x.shape[1], 0 if concat is None else concat.shape[1]
     y = empty_grid(x.shape[0], channels + more, x.shape[2:], True, x.dtype, x.device)
     rows = _rows(x)
-    plan: NormPlan = norm_plan(rows, channels, True)
-    beside_blocks = triton.cdiv(more, plan.block_channels)
+    blocks = row_blocks(rows, channels, True)
+    concat_blocks = triton.cdiv(more, blocks.channels)
     align, over, more_over, *distances = _aligned(
-        channels, more, row_distance(x), row_distance(x if beside is None else beside), channels + more
+        channels, more, row_distance(x), row_distance(x if concat is None else concat), channels + more
     )
-    launch(
-        apply_kernel,
-        (plan.programs * (plan.blocks + beside_blocks),),
-        x, x if beside is None else beside, y, mean, spread, weight, bias,
-        rows, *distances, plan.per_program, lowest, highest, eps,
-        over, more_over, plan.blocks, beside_blocks, plan.block_rows, plan.block_channels, is_variance, clamp, align,
-        num_warps=plan.warps,
+    lowest, highest, clamps = clamp
+    apply_kernel[(blocks.programs * (blocks.channel_blocks + concat_blocks),)](
+        x, x if concat is None else concat, y, mean, deviation, weight, bias,
+        rows, *distances, blocks.per_program, lowest, highest, eps, over, more_over, blocks.channel_blocks,
+        concat_blocks, blocks.rows, blocks.channels, is_variance, clamps, align,
+        num_warps=blocks.warps,
     )  # fmt: skip
     return y
 
 
-@recorded
-def apply_norm(
-    x: Tensor, beside: Tensor | None, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float,
-    lowest: float, highest: float, clamp: bool,
+def batch_norm_act(
+    x: Tensor, concat: Tensor | None, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float,
+    clamp: Clamp,
 ) -> Tensor:  # fmt: skip
-    """Norm by known statistics and, with ``clamp``, a clamp: (N, C, h, w) to (N, C + beside's channels, h, w).
+    """Norm by known statistics and a clamp: (N, C, h, w) to (N, C + concat's channels, h, w).
 
-    Everything is channels last; ``beside`` and ``x`` may be slices of more channels.
+    Everything is channels last; ``concat`` and ``x`` may be slices of more channels.
     """
-    return _apply(x, beside, mean, variance, weight, bias, eps, lowest, highest, clamp, True)
+    with torch.cuda.device_of(x):
+        return _apply(x, concat, mean, variance, weight, bias, eps, clamp, is_variance=True)
 
 
-def norm_act(
-    x: Tensor, beside: Tensor | None, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float,
-    lowest: float, highest: float, clamp: bool, key: tuple[Any, ...],
-) -> Tensor:  # fmt: skip
-    """:func:`apply_norm`; ``key`` as in :func:`norm_act_in_training`."""
-    args = x, beside, mean, variance, weight, bias, eps, lowest, highest, clamp
-    return played(apply_norm, key, x.get_device(), args)
+def batch_norm_act_in_training(
+    x: Tensor, concat: Tensor | None, weight: Tensor, bias: Tensor, statistics: tuple[Any, ...], clamp: Clamp
+) -> Tensor:
+    """The same by the batch's own statistics, which the running ones follow; differentiable.
+
+    ``statistics`` are the norm's running mean, running variance, number of batches, momentum and eps.
+    """
+    return _BatchNormAct.apply(x, concat, weight, bias, statistics, clamp)
 
 
-@recorded
-def forward(
-    x: Tensor, beside: Tensor | None, running_mean: Tensor, running_var: Tensor, batches: Tensor, weight: Tensor,
-    bias: Tensor, momentum: float, eps: float, lowest: float, highest: float, clamp: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The same by the batch's own statistics, which the running ones follow; also their mean and 1 / deviation."""
+def _forward(
+    x: Tensor, concat: Tensor | None, weight: Tensor, bias: Tensor, statistics: tuple[Any, ...], clamp: Clamp
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, and the batch's mean and 1 / deviation."""
+    running_mean, running_var, batches, momentum, eps = statistics
     channels, rows = x.shape[1], _rows(x)
-    plan = norm_plan(rows, channels, False)
+    blocks = row_blocks(rows, channels, False)
     align, over, distance = _aligned(channels, row_distance(x))
-    parts = empty((plan.programs, 2, channels), torch.float32, x.device)
-    launch(
-        moments_kernel,
-        (plan.programs * plan.blocks,),
-        x, parts, rows, distance, plan.per_program,
-        over, plan.blocks, plan.block_rows, plan.block_channels, align,
-        num_warps=plan.warps,
+    parts = torch.empty((blocks.programs, 2, channels), dtype=torch.float32, device=x.device)
+    moments_kernel[(blocks.programs * blocks.channel_blocks,)](
+        x, parts, rows, distance, blocks.per_program, over, blocks.channel_blocks, blocks.rows, blocks.channels, align,
+        num_warps=blocks.warps,
     )  # fmt: skip
-    mean, inverse = (empty((channels,), torch.float32, x.device) for _ in range(2))
-    launch(
-        finish_moments_kernel,
-        (triton.cdiv(channels, 16),),
-        parts, mean, inverse, running_mean, running_var, batches, plan.programs, rows, plan.per_program, momentum, eps,
-        channels, 128, 16,
+    mean, inverse = (torch.empty((channels,), dtype=torch.float32, device=x.device) for _ in range(2))
+    finish_moments_kernel[(triton.cdiv(channels, 16),)](
+        parts, mean, inverse, running_mean, running_var, batches, blocks.programs, rows, blocks.per_program, momentum,
+        eps, channels, 128, 16,
     )  # fmt: skip
-    return _apply(x, beside, mean, inverse, weight, bias, eps, lowest, highest, clamp, False), mean, inverse
+    return _apply(x, concat, mean, inverse, weight, bias, eps, clamp, is_variance=False), mean, inverse
 
 
-@recorded
-def backward(
-    x: Tensor, d_y: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor, bias: Tensor,
-    lowest: float, highest: float, clamp: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _backward(
+    x: Tensor, d_y: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor, bias: Tensor, clamp: Clamp
+) -> tuple[Tensor, Tensor]:
     """The gradient of x, and those of bias and weight as (2, C)."""
     channels, rows = x.shape[1], _rows(x)
+    lowest, highest, clamps = clamp
     d_x = empty_grid(x.shape[0], channels, x.shape[2:], True, x.dtype, x.device)
-    sums = empty((2, channels), torch.float32, x.device)
-    plan = norm_plan(rows, channels, False)
+    sums = torch.empty((2, channels), dtype=torch.float32, device=x.device)
+    blocks = row_blocks(rows, channels, False)
     align, over, *distances = _aligned(channels, row_distance(x), row_distance(d_y))
-    parts = empty((plan.programs, 2, channels), torch.float32, x.device)
-    blocks = over, plan.blocks, plan.block_rows, plan.block_channels
-    limits = *distances, plan.per_program, lowest, highest
-    launch(
-        gradient_sums_kernel,
-        (plan.programs * plan.blocks,),
-        x, d_y, parts, mean, inverse, weight, bias, rows, *limits, *blocks, clamp, align,
-        num_warps=plan.warps,
+    parts = torch.empty((blocks.programs, 2, channels), dtype=torch.float32, device=x.device)
+    gradient_sums_kernel[(blocks.programs * blocks.channel_blocks,)](
+        x, d_y, parts, mean, inverse, weight, bias, rows, *distances, blocks.per_program, lowest, highest,
+        over, blocks.channel_blocks, blocks.rows, blocks.channels, clamps, align,
+        num_warps=blocks.warps,
     )  # fmt: skip
-    launch(finish_sums_kernel, (triton.cdiv(2 * channels, 32),), parts, sums, plan.programs, 2 * channels, 128, 32)
-    plan = norm_plan(rows, channels, True)
-    blocks = over, plan.blocks, plan.block_rows, plan.block_channels
-    limits = *distances, over, plan.per_program, lowest, highest
-    launch(
-        input_gradient_kernel,
-        (plan.programs * plan.blocks,),
-        x, d_y, sums, mean, inverse, weight, bias, d_x, rows, *limits, *blocks, clamp, align,
-        num_warps=plan.warps,
+    finish_sums_kernel[(triton.cdiv(2 * channels, 32),)](parts, sums, blocks.programs, 2 * channels, 128, 32)
+    blocks = row_blocks(rows, channels, True)
+    input_gradient_kernel[(blocks.programs * blocks.channel_blocks,)](
+        x, d_y, sums, mean, inverse, weight, bias, d_x, rows, *distances, over, blocks.per_program, lowest, highest,
+        over, blocks.channel_blocks, blocks.rows, blocks.channels, clamps, align,
+        num_warps=blocks.warps,
     )  # fmt: skip
     return d_x, sums
 
 
-class _NormAct(torch.autograd.Function):
+class _BatchNormAct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, beside: Tensor | None, weight: Tensor, bias: Tensor, statistics: tuple[Any, ...],
-        limits: tuple[float, float, bool],
+        ctx: Any, x: Tensor, concat: Tensor | None, weight: Tensor, bias: Tensor, statistics: tuple[Any, ...],
+        clamp: Clamp,
     ) -> Tensor:  # fmt: skip
-        running_mean, running_var, batches, momentum, eps, key = statistics
-        args = (x, beside, running_mean, running_var, batches, weight, bias, momentum, eps, *limits)
-        y, mean, inverse = played(forward, key, x.get_device(), args)
+        with torch.cuda.device_of(x):
+            y, mean, inverse = _forward(x, concat, weight, bias, statistics, clamp)
         ctx.save_for_backward(x, weight, bias, mean, inverse)
-        ctx.limits, ctx.eps, ctx.has_beside, ctx.key = limits, eps, beside is not None, key
+        ctx.clamp, ctx.eps, ctx.has_concat = clamp, statistics[-1], concat is not None
         return y
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, inverse = ctx.saved_tensors
         channels = x.shape[1]
-        d_beside = d_y[:, channels:] if ctx.has_beside else None
-        d_y = d_y[:, :channels] if ctx.has_beside else d_y
+        d_concat = d_y[:, channels:] if ctx.has_concat else None
+        d_y = d_y[:, :channels] if ctx.has_concat else d_y
         if torch.is_grad_enabled():
             leaves = [y if y.requires_grad else y.detach().requires_grad_() for y in (x, weight, bias)]
             y = F.batch_norm(leaves[0], None, None, leaves[1], leaves[2], training=True, eps=ctx.eps)
-            lowest, highest, clamp = ctx.limits
-            y = F.hardtanh(y, lowest, highest) if clamp else y
+            lowest, highest, clamps = ctx.clamp
+            y = F.hardtanh(y, lowest, highest) if clamps else y
             d_x, d_weight, d_bias = torch.autograd.grad(y, leaves, d_y, create_graph=True)
-            return d_x, d_beside, d_weight, d_bias, None, None
-        d_y = as_rows(d_y)
-        key = ("backward", d_y.dtype, d_y.shape, d_y.stride(), ctx.key)
-        d_x, sums = played(backward, key, x.get_device(), (x, d_y, mean, inverse, weight, bias, *ctx.limits))
-        return d_x, d_beside, sums[1], sums[0], None, None
-
-
-def norm_act_in_training(
-    x: Tensor,
-    beside: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    batches: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    momentum: float,
-    eps: float,
-    lowest: float,
-    highest: float,
-    clamp: bool,
-    key: tuple[Any, ...],
-) -> Tensor:
-    """:func:`norm_act` by the batch's own statistics, which the running ones follow; differentiable.
-
-    ``key`` says what x and beside look like, as for :func:`~kronattn.ops.triton.launch.played`.
-    """
-    statistics = running_mean, running_var, batches, momentum, eps, key
-    return _NormAct.apply(x, beside, weight, bias, statistics, (lowest, highest, clamp))
+            return d_x, d_concat, d_weight, d_bias, None, None
+        with torch.cuda.device_of(x):
+            d_x, sums = _backward(x, _as_rows(d_y), mean, inverse, weight, bias, ctx.clamp)
+        return d_x, d_concat, sums[1], sums[0], None, None

@@ -15,11 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kronattn.ops.triton.blocks import grid_offsets, token_offsets
-from kronattn.ops.triton.launch import empty, launch, recorded
 from kronattn.ops.triton.layout import alignment, flat
-from kronattn.ops.triton.rules import averages_plan
+from kronattn.ops.triton.tuning import PoolBlocks, pool_blocks
 
-__all__ = ["averages_forward", "load_tile", "sum_strip", "tile_columns", "tile_sums"]
+__all__ = ["pool_forward"]
 
 
 @triton.jit
@@ -121,7 +120,7 @@ def sum_strip(
 
 
 @triton.jit
-def averages_forward_kernel(
+def pool_forward_kernel(
     x,
     tokens,
     column_parts,
@@ -211,68 +210,45 @@ def add_parts_kernel(
         tl.store(tokens + width * C + b_j, (b_sum * row_scale).to(tokens.dtype.element_ty), mask=b_mask)
 
 
-@recorded
-def averages_forward(x: Tensor, height: int, width: int, *, dtype: torch.dtype, mean: bool = True) -> Tensor:
+def pool_forward(
+    x: Tensor,
+    height: int,
+    width: int,
+    *,
+    mean: bool = True,
+    dtype: torch.dtype = torch.float32,
+    blocks: PoolBlocks | None = None,
+) -> Tensor:
     """Averages (or sums) of (N, C, *grid), its grid read as height × width, over each of the two axes.
 
+    ``blocks`` are chosen by the sizes unless they are given.
+
     Returns:
-        (N, width + height, C) in ``dtype``: columns first, then rows, accumulated in float32.
+        (N, width + height, C) in ``dtype``, added up in float32: columns first, then rows.
     """
     x, strides = flat(x)
     batch, channels = x.shape[:2]
-    plan = averages_plan(batch, channels, height, width, x.element_size(), strides.channels_last)
+    blocks = blocks or pool_blocks(batch, channels, height, width, x.element_size(), strides.channels_last)
     align = alignment(strides)
-    tokens = empty((batch, width + height, channels), dtype, x.device)
+    tokens = torch.empty((batch, width + height, channels), dtype=dtype, device=x.device)
     column_parts = row_parts = tokens
-    if plan.splits > 1:
-        column_parts = empty((batch, plan.splits, width, channels), torch.float32, x.device)
-    if plan.tiles > 1:
-        row_parts = empty((batch, plan.tiles, height, channels), torch.float32, x.device)
+    if blocks.splits > 1:
+        column_parts = torch.empty((batch, blocks.splits, width, channels), dtype=torch.float32, device=x.device)
+    if blocks.tiles > 1:
+        row_parts = torch.empty((batch, blocks.tiles, height, channels), dtype=torch.float32, device=x.device)
     column_scale, row_scale = (1.0 / height, 1.0 / width) if mean else (1.0, 1.0)
-    launch(
-        averages_forward_kernel,
-        (batch * plan.splits, plan.tiles, plan.channel_blocks),
-        x,
-        tokens,
-        column_parts,
-        row_parts,
-        *strides.over(align),
-        height,
-        width,
-        plan.splits,
-        plan.rows_per_split,
-        column_scale,
-        row_scale,
-        channels,
-        plan.block_rows,
-        plan.block_width,
-        plan.block_channels,
-        plan.lanes,
-        strides.channels_last,
-        align,
-        plan.stages,
-        plan.splits == 1,
-        plan.tiles == 1,
-        num_warps=plan.warps,
-        maxnreg=plan.registers,
-    )
-    if plan.splits > 1 or plan.tiles > 1:
-        count = (width if plan.splits > 1 else 0) + (height if plan.tiles > 1 else 0)
-        launch(
-            add_parts_kernel,
-            (batch, triton.cdiv(count * channels, 512)),
-            column_parts,
-            row_parts,
-            tokens,
-            height,
-            width,
-            plan.splits,
-            plan.tiles,
-            column_scale,
-            row_scale,
-            channels,
-            plan.splits == 1,
-            plan.tiles == 1,
-            512,
-        )
+    whole_columns, whole_rows = blocks.splits == 1, blocks.tiles == 1
+    pool_forward_kernel[(batch * blocks.splits, blocks.tiles, blocks.channel_blocks)](
+        x, tokens, column_parts, row_parts,
+        *strides.over(align), height, width, blocks.splits, blocks.rows_per_split, column_scale, row_scale,
+        channels, blocks.rows, blocks.width, blocks.channels, blocks.lanes,
+        strides.channels_last, align, blocks.stages, whole_columns, whole_rows,
+        num_warps=blocks.warps, maxnreg=blocks.registers,
+    )  # fmt: skip
+    if not (whole_columns and whole_rows):
+        count = (0 if whole_columns else width) + (0 if whole_rows else height)
+        add_parts_kernel[(batch, triton.cdiv(count * channels, 512))](
+            column_parts, row_parts, tokens, height, width, blocks.splits, blocks.tiles, column_scale, row_scale,
+            channels, whole_columns, whole_rows, 512,
+        )  # fmt: skip
     return tokens

@@ -10,9 +10,10 @@ from torch import nn
 
 pytest.importorskip("triton")
 
-from kronattn.nn import AttnSkipModule, BaseSkipModule, norm_act
+from kronattn.nn import AttnSkipModule, BaseSkipModule, batch_norm_act, blocks
+from kronattn.nn.batch_norm_act import batch_norm_unsupported_reason
 from kronattn.nn.blocks import ConvNormAct, ReLU6
-from kronattn.ops.triton import rules
+from kronattn.ops.triton.availability import interpreted
 from tests.ops.cases import poison_empty, relative_error
 
 ON_GPU = torch.cuda.is_available()
@@ -20,7 +21,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 # What half precision leaves of a gradient that is a difference of larger ones.
 TOLERANCE = 2e-2
 
-if not ON_GPU and not rules.interpreted():
+if not ON_GPU and not interpreted():
     pytest.skip("neither a GPU nor Triton's interpreter", allow_module_level=True)
 
 SHAPES = [(2, 8, 3, 5), (1, 24, 4, 4), (3, 16, 1, 7), (2, 72, 5, 3), (5, 8, 4, 1), (6, 8, 1, 1)]
@@ -28,15 +29,12 @@ LARGE = [(8, 32, 56, 56), (16, 144, 28, 28), (64, 960, 7, 7), (3, 1280, 7, 7), (
 
 
 @pytest.fixture(autouse=True)
-def _served(monkeypatch):
-    """CPU tensors are taken too, and whatever the launchers allocate comes full of NaN."""
-    if not ON_GPU:
-        monkeypatch.setattr(
-            norm_act,
-            "norm_refused",
-            lambda x: x.dtype != torch.bfloat16 or x.dim() != 4 or torch.compiler.is_compiling(),
-        )
+def _poisoned(monkeypatch):
+    """Whatever the launchers allocate comes full of NaN."""
     poison_empty(monkeypatch)
+
+
+kernels = batch_norm_act._on_kernels
 
 
 def maps(*shape, seed=0, offset=0.0):
@@ -53,22 +51,22 @@ def norm_of(channels):
     return norm
 
 
-def expected(x, norm, act, beside):
+def expected(x, norm, act, concat):
     y = act(norm(x))
-    return y if beside is None else torch.cat([y, beside], dim=1)
+    return y if concat is None else torch.cat([y, concat], dim=1)
 
 
 @pytest.mark.parametrize("act", [ReLU6, nn.ReLU, nn.Identity])
-@pytest.mark.parametrize("with_beside", [False, True])
+@pytest.mark.parametrize("concatenates", [False, True])
 @pytest.mark.parametrize("shape", [*SHAPES, *(LARGE if ON_GPU else [])], ids=str)
-def test_training(shape, with_beside, act):
+def test_training(shape, concatenates, act):
     x = maps(*shape, offset=2.0)
-    beside = maps(shape[0], 8, *shape[2:], seed=1) if with_beside else None
+    concat = maps(shape[0], 8, *shape[2:], seed=1) if concatenates else None
     results = []
-    for dtype, call in ((torch.bfloat16, norm_act.norm_act_at_once), (torch.float64, expected)):
+    for dtype, call in ((torch.bfloat16, kernels), (torch.float64, expected)):
         norm = norm_of(shape[1]) if dtype == torch.bfloat16 else norm_of(shape[1]).double()
-        leaves = [y.detach().to(dtype).requires_grad_() for y in (x, beside) if y is not None]
-        y = call(leaves[0], norm, act(), leaves[1] if with_beside else None)
+        leaves = [y.detach().to(dtype).requires_grad_() for y in (x, concat) if y is not None]
+        y = call(leaves[0], norm, act(), leaves[1] if concatenates else None)
         assert y.is_contiguous(memory_format=torch.channels_last)
         weights = maps(*y.shape, seed=2).to(dtype)
         gradients = torch.autograd.grad(y, [*leaves, norm.weight, norm.bias], weights)
@@ -80,18 +78,18 @@ def test_training(shape, with_beside, act):
 
 @pytest.mark.parametrize("shape", [*SHAPES, *(LARGE if ON_GPU else [])], ids=str)
 def test_evaluation(shape):
-    x, beside = maps(*shape), maps(shape[0], 16, *shape[2:], seed=1)
+    x, concat = maps(*shape), maps(shape[0], 16, *shape[2:], seed=1)
     norm = norm_of(shape[1]).eval()
     with torch.no_grad():
-        y = norm_act.norm_act_at_once(x, norm, ReLU6(), beside)
-        exact = expected(x.double(), copy.deepcopy(norm).double(), ReLU6(), beside.double())
+        y = kernels(x, norm, ReLU6(), concat)
+        exact = expected(x.double(), copy.deepcopy(norm).double(), ReLU6(), concat.double())
     assert relative_error(y, exact) < TOLERANCE
 
 
 def test_gradients_from_slices():
     """The gradient that a concatenation hands back is a slice of a wider one: no copy, the right rows."""
     x = maps(2, 8, 3, 5).requires_grad_()
-    y = norm_act.norm_act_at_once(x, norm_of(8), ReLU6())
+    y = kernels(x, norm_of(8), ReLU6(), None)
     (gradient,) = torch.autograd.grad(y, x, maps(2, 24, 3, 5, seed=3)[:, 8:16])
     z = x.detach().double().requires_grad_()
     exact = torch.autograd.grad(ReLU6()(norm_of(8).double()(z)), z, maps(2, 24, 3, 5, seed=3)[:, 8:16].double())[0]
@@ -103,28 +101,49 @@ def test_same_input_same_bits():
     runs = []
     for _ in range(2):
         leaf, norm = x.detach().requires_grad_(), norm_of(40)
-        y = norm_act.norm_act_at_once(leaf, norm, ReLU6())
+        y = kernels(leaf, norm, ReLU6(), None)
         runs.append([y, *torch.autograd.grad(y, [leaf, norm.weight, norm.bias], x)])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 def test_gradients_of_gradients():
     x = maps(2, 8, 3, 5).requires_grad_()
-    y = norm_act.norm_act_at_once(x, norm_of(8), nn.Identity())
+    y = kernels(x, norm_of(8), nn.Identity(), None)
     (gradient,) = torch.autograd.grad(y.float().square().sum(), x, create_graph=True)
     assert torch.isfinite(torch.autograd.grad(gradient.float().square().sum(), x)[0]).all()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 def test_what_is_left_to_pytorch():
     x = maps(2, 8, 3, 5)
     hooked = norm_of(8)
     hooked.register_forward_hook(lambda *_: None)
-    assert norm_act.norm_act_at_once(x, hooked, ReLU6()) is None
-    assert norm_act.norm_act_at_once(x, norm_of(8), nn.Hardswish()) is None
-    assert norm_act.norm_act_at_once(x.contiguous(), norm_of(8), ReLU6()) is None
-    assert norm_act.norm_act_at_once(x, nn.BatchNorm2d(8, affine=False).to(DEVICE), ReLU6()) is None
-    assert norm_act.norm_act_at_once(x, norm_of(8).eval(), ReLU6()) is None, "evaluation with a gradient to come"
-    assert norm_act.norm_act_at_once(maps(1, 8, 1, 1), norm_of(8), ReLU6()) is None
+    cases = [
+        (x, norm_of(8), ReLU6(), None),
+        (x, hooked, ReLU6(), "no plain nn.BatchNorm2d"),
+        (x, norm_of(8), nn.Hardswish(), "Hardswish is no clamp"),
+        (x.contiguous(), norm_of(8), ReLU6(), "must be channels last"),
+        (x, nn.BatchNorm2d(8, affine=False).to(DEVICE), ReLU6(), "must have weight, bias"),
+        (x, norm_of(8).eval(), ReLU6(), "no gradient"),
+        (maps(1, 8, 1, 1), norm_of(8), ReLU6(), "more than one value"),
+        (x.float(), norm_of(8), ReLU6(), "half precision"),
+    ]
+    for given, norm, act, reason in cases:
+        found = batch_norm_unsupported_reason(given, norm, act)
+        assert found == reason if reason is None else reason in found
+
+
+def test_listeners_are_heard():
+    """A module with a hook is called, whatever the path."""
+    layer = ConvNormAct(8, 16).to(DEVICE, memory_format=torch.channels_last)
+    heard = []
+    for module in (layer.conv, layer.norm, layer.act):
+        module.register_forward_hook(lambda module, *_: heard.append(module))
+    for training in (True, False):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16), torch.set_grad_enabled(training):
+            layer.train(training)(maps(2, 8, 3, 5))
+    assert heard == [layer.conv, layer.norm, layer.act] * 2
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -136,8 +155,9 @@ def test_modules(block, training, monkeypatch):
     x = maps(2, 8, 6, 5)
     results = []
     for case in ("kernels", "plain", "exact"):
-        if case == "plain":
-            monkeypatch.setattr(norm_act, "norm_refused", lambda x: True)
+        reason = None if case == "kernels" else "a test"
+        for place in (batch_norm_act, blocks):
+            monkeypatch.setattr(place, "batch_norm_unsupported_reason", lambda *_, reason=reason: reason)
         copied = copy.deepcopy(module).double() if case == "exact" else copy.deepcopy(module)
         leaf = (x.double() if case == "exact" else x).detach().requires_grad_()
         with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=case != "exact"), torch.set_grad_enabled(training):
@@ -162,12 +182,12 @@ def test_a_compiler_sees_what_pytorch_does():
         return graph
 
     layer = ConvNormAct(8, 16).to(DEVICE, torch.bfloat16, memory_format=torch.channels_last)
-    torch.compile(layer, fullgraph=True, backend=backend)(maps(2, 8, 3, 5), beside=maps(2, 8, 3, 5))
+    torch.compile(layer, fullgraph=True, backend=backend)(maps(2, 8, 3, 5), concat=maps(2, 8, 3, 5))
     assert "batch_norm" in graphs[0]
 
 
-def test_conv_norm_act_puts_channels_beside():
+def test_conv_norm_act_concatenates():
     layer = ConvNormAct(3, 5).to(DEVICE)
     x = torch.randn(2, 3, 4, 4, device=DEVICE)
-    assert layer(x, beside=x).shape == (2, 8, 4, 4)
-    torch.testing.assert_close(layer(x, beside=x)[:, 5:], x)
+    assert layer(x, concat=x).shape == (2, 8, 4, 4)
+    torch.testing.assert_close(layer(x, concat=x)[:, 5:], x)

@@ -1,0 +1,153 @@
+"""Pool, mix, spread: the three stages of Kronecker attention, each run by what the plan names.
+
+    x (N, C, *grid) ──pool──▶ tokens (N, sum(grid), C) ──mix──▶ keys, values, tokens ──spread──▶ y (N, P, *grid)
+
+``pool`` and ``spread`` read and write whole grids. What lies between them is about few vectors: the scale, the
+coefficients' batch statistics and, for KAO_QKV, attention itself are here; linear maps and the norm are the layer's.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from kronattn.ops import matrix_products, torch_backend
+from kronattn.ops.autocast import without_autocast
+from kronattn.ops.coefficients import Moments, token_moments
+from kronattn.ops.fx import is_captured, leaf_function
+from kronattn.ops.plan import Plan
+from kronattn.ops.torch_backend import scaled
+
+__all__ = [
+    "attend_tokens",
+    "mean_of_tokens",
+    "moments_of_positions",
+    "moments_of_tokens",
+    "pool",
+    "scaled",
+    "spread",
+    "spread_tokens",
+]
+
+# Coefficients of a sample's tokens with each other that are materialised without a thought.
+_FEW_COEFFICIENTS = 2**16
+
+
+def _implementation(name: str) -> ModuleType:
+    if name == "triton":
+        from kronattn.ops.triton import operators  # needs Triton, which not every build of PyTorch comes with
+
+        return operators
+    return {"torch": torch_backend, "matrix_products": matrix_products}[name]
+
+
+@leaf_function
+def pool(x: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    """The first stage: averages over all axes but one, and ``x`` to go on with, so that its gradients meet.
+
+    Returns:
+        (N, sum(grid), C), the last axis first, in float32 at least unless the kernels go on with it; and (N, C, *grid).
+    """
+    with without_autocast(x):
+        if plan.pool == "triton" and plan.spread == "triton":
+            # The kernels take tokens in the dtype of their products.
+            return _implementation("triton").pool(x, x.dtype)
+        return _implementation(plan.pool).pool(x)
+
+
+@leaf_function
+def spread(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    plan: Plan,
+    *,
+    num_heads: int = 1,
+    key_bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """The last stage of KAO_KV: every position attends to the keys; see :func:`kronattn.ops.torch_backend.spread`."""
+    options: dict[str, Any] = {"residual": residual}
+    if plan.spread != "matrix_products":
+        options |= {"num_heads": num_heads, "key_bias": key_bias}
+    with without_autocast(query):
+        return _implementation(plan.spread).spread(query, keys, values, **options)
+
+
+@leaf_function
+def spread_tokens(tokens: Tensor, like: Tensor, plan: Plan, *, residual: Tensor | None = None) -> Tensor:
+    """The last stage of KAO_QKV: the tokens are added up; see :func:`kronattn.ops.torch_backend.spread_tokens`."""
+    return _implementation(plan.pool).spread_tokens(tokens, like, residual=residual)
+
+
+@leaf_function
+def attend_tokens(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    plan: Plan,
+    *,
+    num_heads: int = 1,
+    key_bias: Tensor | None = None,
+) -> Tensor:
+    """KAO_QKV's attention of (N, M, C) tokens to (N, S, C) keys with (N, S, P) values: (N, M, P)."""
+    with without_autocast(queries):
+        if plan.spread == "triton":
+            # To the kernel, tokens are a grid of one axis with channels side by side.
+            operators = _implementation("triton")
+            tokens = operators.spread(queries.transpose(1, 2), keys, values, num_heads=num_heads, key_bias=key_bias)
+            return tokens.transpose(1, 2)
+        return torch_backend.attend_tokens(queries, keys, values, num_heads=num_heads, key_bias=key_bias)
+
+
+@leaf_function
+def moments_of_positions(
+    query: Tensor,
+    keys: Tensor,
+    plan: Plan,
+    *,
+    num_heads: int = 1,
+    per_key: bool = False,
+    query_mean: Tensor | None = None,
+) -> tuple[Moments, Tensor]:
+    """Batch statistics of KAO_KV's coefficients, for each head (or key of each head), and ``query`` to go on with.
+
+    Args:
+        query: (N, C, *grid).
+        keys: (N, S, C), the scale multiplied in.
+        query_mean: (N, C), each sample's mean query where it is at hand: saves a pass.
+    """
+    with without_autocast(query):
+        if per_key or plan.spread == "torch":
+            options: dict[str, Any] = {"num_heads": num_heads, "per_key": per_key, "query_mean": query_mean}
+            return torch_backend.moments(query, keys, **options), query
+        if plan.spread == "matrix_products":
+            return matrix_products.moments(query, keys), query
+        if query_mean is None:
+            query_mean = query.flatten(2).mean(dim=2, dtype=keys.dtype)
+        return _implementation(plan.spread).moments(query, keys, query_mean, num_heads=num_heads)
+
+
+@leaf_function
+def moments_of_tokens(
+    queries: Tensor, keys: Tensor, like: Tensor, *, num_heads: int = 1, per_key: bool = False
+) -> Moments:
+    """Batch statistics of KAO_QKV's coefficients, of (N, M, C) and (N, S, C) tokens of ``like``'s grid."""
+    with without_autocast(queries):
+        # One axis has as many tokens as positions. Sizes that are yet to be seen must not be asked about.
+        few = like.dim() > 3 and (is_captured() or _are_few(queries, keys))
+        if few and not per_key:
+            return token_moments(queries, keys, num_heads=num_heads)
+        return torch_backend.moments(queries.transpose(1, 2), keys, num_heads=num_heads, per_key=per_key)
+
+
+def _are_few(queries: Tensor, keys: Tensor) -> bool:
+    return len(queries) > 0 and queries.shape[1] * keys.shape[1] <= _FEW_COEFFICIENTS
+
+
+@leaf_function
+def mean_of_tokens(tokens: Tensor, like: Tensor) -> Tensor:
+    """(N, C), the mean over all positions of ``like``'s grid: that of the last axis's averages, which stand first."""
+    return tokens[:, : like.shape[-1]].mean(dim=1)

@@ -1,0 +1,387 @@
+"""Gradients of :mod:`.attend`, the coefficients computed anew.
+
+Gradients of keys and values are summed over positions in registers, each program's part is written down, and the parts
+are added in a fixed order: the same bits every time.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kronattn.ops.triton.attend import coefficients, load_bias, load_block, logits
+from kronattn.ops.triton.blocks import TRITON_DTYPES, grid_offsets, load_tokens, matmul, token_offsets
+from kronattn.ops.triton.layout import alignment, empty_like_grid, flat, flat_strides
+from kronattn.ops.triton.tuning import AttendBlocks, attend_backward_blocks, dot_precision
+
+__all__ = ["attend_backward"]
+
+
+@triton.jit
+def load_positions(
+    query, d_y, b_m, last, b_d, b_e, q_p, q_c, dy_p, dy_c, D: tl.constexpr, DV: tl.constexpr,
+    Q_LAST: tl.constexpr, DY_LAST: tl.constexpr, ALIGN: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """Queries (BM, BD) and gradients of what they received (BM, BDV); zero past the end."""
+    b_inside = (b_m < last)[:, None]
+    p_q = query + grid_offsets(b_m, b_d, q_p, q_c, Q_LAST, ALIGN)
+    b_q = tl.load(p_q, mask=b_inside & (b_d < D)[None, :], other=0.0).to(DT)
+    p_dy = d_y + grid_offsets(b_m, b_e, dy_p, dy_c, DY_LAST, ALIGN)
+    return b_q, tl.load(p_dy, mask=b_inside & (b_e < DV)[None, :], other=0.0).to(DT)
+
+
+@triton.jit
+def store_parts(
+    d_keys, d_values, d_bias, b_dk, b_dv, b_db, part, head, key_count, b_s, b_d, b_e,
+    H: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Write one program's part of the keys', values' and biases' gradients: (parts, S, channels)."""
+    b_exists = (b_s < key_count)[:, None]
+    p_dk = d_keys + part * key_count * (H * D) + head * D + token_offsets(b_s, b_d, H * D)
+    tl.store(p_dk, b_dk, mask=b_exists & (b_d < D)[None, :])
+    p_dv = d_values + part * key_count * (H * DV) + head * DV + token_offsets(b_s, b_e, H * DV)
+    tl.store(p_dv, b_dv, mask=b_exists & (b_e < DV)[None, :])
+    if HAS_BIAS:
+        tl.store(d_bias + (part * H + head) * key_count + b_s, b_db, mask=b_s < key_count)
+
+
+@triton.jit
+def attend_backward_kernel(
+    query,
+    keys,
+    values,
+    bias,
+    d_y,
+    d_query,
+    d_keys,
+    d_values,
+    d_bias,
+    q_n,
+    q_c,
+    q_p,
+    dy_n,
+    dy_c,
+    dy_p,
+    dq_n,
+    dq_c,
+    dq_p,
+    positions,
+    key_count,
+    splits,
+    per_split,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BM: tl.constexpr,
+    BS: tl.constexpr,
+    BD: tl.constexpr,
+    BDV: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ADD_DY: tl.constexpr,
+    Q_LAST: tl.constexpr,
+    DY_LAST: tl.constexpr,
+    DQ_LAST: tl.constexpr,
+    ALIGN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DT: tl.constexpr,
+):
+    """All gradients at once, for keys that fit in one block."""
+    split = tl.program_id(0) % splits
+    nh = tl.program_id(0) // splits
+    n = (nh // H).to(tl.int64)
+    head = nh % H
+    batch = (tl.num_programs(0) // splits // H).to(tl.int64)
+    first = split * per_split
+    last = tl.minimum(first + per_split, positions)
+    b_d = tl.arange(0, BD)
+    b_e = tl.arange(0, BDV)
+    b_s = tl.arange(0, BS)
+    query += n * q_n * ALIGN + (head * D if Q_LAST else head * D * q_c * ALIGN)
+    d_query += n * dq_n * ALIGN + (head * D if DQ_LAST else head * D * dq_c * ALIGN)
+    d_y += n * dy_n * ALIGN + (head * DV if DY_LAST else head * DV * dy_c * ALIGN)
+    b_k = load_tokens(keys + n * key_count * (H * D) + head * D, b_s, b_d, key_count, H * D, D, DT)
+    b_v = load_tokens(values + n * key_count * (H * DV) + head * DV, b_s, b_e, key_count, H * DV, DV, DT)
+    b_bias = load_bias(bias + head * key_count, b_s, key_count, HAS_BIAS)
+
+    b_dk = tl.zeros([BS, BD], tl.float32)
+    b_dv = tl.zeros([BS, BDV], tl.float32)
+    b_db = tl.zeros([BS], tl.float32)
+    for start in range(first, last, BM):
+        b_m = start + tl.arange(0, BM)
+        b_q, b_dy = load_positions(
+            query, d_y, b_m, last, b_d, b_e, q_p, q_c, dy_p, dy_c, D, DV, Q_LAST, DY_LAST, ALIGN, DT
+        )
+        b_a, b_factor = coefficients(b_q, b_k, b_bias, PRECISION)
+        b_a *= b_factor[:, None]
+        b_da = matmul(b_dy, tl.trans(b_v), PRECISION)
+        b_ds = b_a * (b_da - tl.sum(b_a * b_da, axis=1)[:, None])
+        if HAS_BIAS:
+            b_db += tl.sum(b_ds, axis=0)
+        b_ds = b_ds.to(DT)
+        b_dq = matmul(b_ds, b_k, PRECISION)
+        b_mask = (b_m < last)[:, None] & (b_d < D)[None, :]
+        if ADD_DY:
+            p_dy = d_y + grid_offsets(b_m, b_d, dy_p, dy_c, DY_LAST, ALIGN)
+            b_dq += tl.load(p_dy, mask=b_mask, other=0.0).to(tl.float32)
+        p_dq = d_query + grid_offsets(b_m, b_d, dq_p, dq_c, DQ_LAST, ALIGN)
+        tl.store(p_dq, b_dq.to(d_query.dtype.element_ty), mask=b_mask)
+        b_dk += matmul(tl.trans(b_ds), b_q, PRECISION)
+        b_dv += matmul(tl.trans(b_a.to(DT)), b_dy, PRECISION)
+    store_parts(
+        d_keys, d_values, d_bias, b_dk, b_dv, b_db, split * batch + n, head, key_count, b_s, b_d, b_e,
+        H, D, DV, HAS_BIAS,
+    )  # fmt: skip
+
+
+@triton.jit
+def attend_backward_query_kernel(
+    query,
+    keys,
+    values,
+    bias,
+    d_y,
+    d_query,
+    norms,
+    deltas,
+    q_n,
+    q_c,
+    q_p,
+    dy_n,
+    dy_c,
+    dy_p,
+    dq_n,
+    dq_c,
+    dq_p,
+    positions,
+    key_count,
+    tiles,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BM: tl.constexpr,
+    BS: tl.constexpr,
+    BD: tl.constexpr,
+    BDV: tl.constexpr,
+    EVEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ADD_DY: tl.constexpr,
+    Q_LAST: tl.constexpr,
+    DY_LAST: tl.constexpr,
+    DQ_LAST: tl.constexpr,
+    ALIGN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DT: tl.constexpr,
+):
+    """The queries' gradient for a long list of keys, and what the keys' gradient needs to know of each query.
+
+    ``norms`` receives log2 of each softmax's denominator, ``deltas`` the mean of its coefficients' gradients.
+    """
+    nh = tl.program_id(0) // tiles
+    n = (nh // H).to(tl.int64)
+    head = nh % H
+    b_m = (tl.program_id(0) % tiles) * BM + tl.arange(0, BM)
+    b_d = tl.arange(0, BD)
+    b_e = tl.arange(0, BDV)
+    b_s = tl.arange(0, BS)
+    query += n * q_n * ALIGN + (head * D if Q_LAST else head * D * q_c * ALIGN)
+    d_query += n * dq_n * ALIGN + (head * D if DQ_LAST else head * D * dq_c * ALIGN)
+    d_y += n * dy_n * ALIGN + (head * DV if DY_LAST else head * DV * dy_c * ALIGN)
+    keys += n * key_count * (H * D) + head * D
+    values += n * key_count * (H * DV) + head * DV
+    bias += head * key_count
+    b_q, b_dy = load_positions(
+        query, d_y, b_m, positions, b_d, b_e, q_p, q_c, dy_p, dy_c, D, DV, Q_LAST, DY_LAST, ALIGN, DT
+    )
+
+    b_max = tl.full([BM], float("-inf"), tl.float32)
+    b_sum = tl.zeros([BM], tl.float32)
+    b_delta = tl.zeros([BM], tl.float32)
+    for start in range(0, key_count, BS):
+        b_k = load_block(keys, start, b_s, b_d, key_count, H * D, D, BD, EVEN, DT)
+        b_v = load_block(values, start, b_s, b_e, key_count, H * DV, DV, BDV, EVEN, DT)
+        b_logits = logits(b_q, b_k, load_bias(bias, start + b_s, key_count, HAS_BIAS), PRECISION)
+        b_new = tl.maximum(b_max, tl.max(b_logits, axis=1))
+        b_a = tl.exp2(b_logits - b_new[:, None])
+        b_shrink = tl.exp2(b_max - b_new)
+        b_sum = b_sum * b_shrink + tl.sum(b_a, axis=1)
+        b_da = matmul(b_dy, tl.trans(b_v), PRECISION)
+        b_delta = b_delta * b_shrink + tl.sum(b_a * b_da, axis=1)
+        b_max = b_new
+    b_norm = b_max + tl.log2(b_sum)
+    b_delta = b_delta / b_sum
+    b_rows = nh.to(tl.int64) * positions + b_m
+    tl.store(norms + b_rows, b_norm, mask=b_m < positions)
+    tl.store(deltas + b_rows, b_delta, mask=b_m < positions)
+
+    b_dq = tl.zeros([BM, BD], tl.float32)
+    for start in range(0, key_count, BS):
+        b_k = load_block(keys, start, b_s, b_d, key_count, H * D, D, BD, EVEN, DT)
+        b_v = load_block(values, start, b_s, b_e, key_count, H * DV, DV, BDV, EVEN, DT)
+        b_logits = logits(b_q, b_k, load_bias(bias, start + b_s, key_count, HAS_BIAS), PRECISION)
+        b_a = tl.exp2(b_logits - b_norm[:, None])
+        b_da = matmul(b_dy, tl.trans(b_v), PRECISION)
+        b_ds = b_a * (b_da - b_delta[:, None])
+        b_dq += matmul(b_ds.to(DT), b_k, PRECISION)
+    b_mask = (b_m < positions)[:, None] & (b_d < D)[None, :]
+    if ADD_DY:
+        p_dy = d_y + grid_offsets(b_m, b_d, dy_p, dy_c, DY_LAST, ALIGN)
+        b_dq += tl.load(p_dy, mask=b_mask, other=0.0).to(tl.float32)
+    p_dq = d_query + grid_offsets(b_m, b_d, dq_p, dq_c, DQ_LAST, ALIGN)
+    tl.store(p_dq, b_dq.to(d_query.dtype.element_ty), mask=b_mask)
+
+
+@triton.jit
+def attend_backward_keys_kernel(
+    query,
+    keys,
+    values,
+    bias,
+    d_y,
+    norms,
+    deltas,
+    d_keys,
+    d_values,
+    d_bias,
+    q_n,
+    q_c,
+    q_p,
+    dy_n,
+    dy_c,
+    dy_p,
+    positions,
+    key_count,
+    splits,
+    per_split,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BM: tl.constexpr,
+    BS: tl.constexpr,
+    BD: tl.constexpr,
+    BDV: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    Q_LAST: tl.constexpr,
+    DY_LAST: tl.constexpr,
+    ALIGN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DT: tl.constexpr,
+):
+    """The gradient of one block of a long list of keys, over a range of queries."""
+    split = tl.program_id(0) % splits
+    nh = tl.program_id(0) // splits
+    n = (nh // H).to(tl.int64)
+    head = nh % H
+    batch = (tl.num_programs(0) // splits // H).to(tl.int64)
+    first = split * per_split
+    last = tl.minimum(first + per_split, positions)
+    b_s = tl.program_id(1) * BS + tl.arange(0, BS)
+    b_d = tl.arange(0, BD)
+    b_e = tl.arange(0, BDV)
+    query += n * q_n * ALIGN + (head * D if Q_LAST else head * D * q_c * ALIGN)
+    d_y += n * dy_n * ALIGN + (head * DV if DY_LAST else head * DV * dy_c * ALIGN)
+    b_k = load_tokens(keys + n * key_count * (H * D) + head * D, b_s, b_d, key_count, H * D, D, DT)
+    b_v = load_tokens(values + n * key_count * (H * DV) + head * DV, b_s, b_e, key_count, H * DV, DV, DT)
+    b_bias = load_bias(bias + head * key_count, b_s, key_count, HAS_BIAS)
+
+    b_dk = tl.zeros([BS, BD], tl.float32)
+    b_dv = tl.zeros([BS, BDV], tl.float32)
+    b_db = tl.zeros([BS], tl.float32)
+    for start in range(first, last, BM):
+        b_m = start + tl.arange(0, BM)
+        b_q, b_dy = load_positions(
+            query, d_y, b_m, last, b_d, b_e, q_p, q_c, dy_p, dy_c, D, DV, Q_LAST, DY_LAST, ALIGN, DT
+        )
+        b_rows = nh.to(tl.int64) * positions + b_m
+        b_norm = tl.load(norms + b_rows, mask=b_m < last, other=0.0)
+        b_delta = tl.load(deltas + b_rows, mask=b_m < last, other=0.0)
+        b_logits = logits(b_q, b_k, b_bias, PRECISION)
+        b_a = tl.where((b_m < last)[:, None], tl.exp2(b_logits - b_norm[:, None]), 0.0)
+        b_da = matmul(b_dy, tl.trans(b_v), PRECISION)
+        b_ds = b_a * (b_da - b_delta[:, None])
+        if HAS_BIAS:
+            b_db += tl.sum(b_ds, axis=0)
+        b_dk += matmul(tl.trans(b_ds.to(DT)), b_q, PRECISION)
+        b_dv += matmul(tl.trans(b_a.to(DT)), b_dy, PRECISION)
+    store_parts(
+        d_keys, d_values, d_bias, b_dk, b_dv, b_db, split * batch + n, head, key_count, b_s, b_d, b_e,
+        H, D, DV, HAS_BIAS,
+    )  # fmt: skip
+
+
+def attend_backward(
+    d_y: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    key_bias: Tensor | None,
+    num_heads: int,
+    *,
+    add_d_y: bool = False,
+    blocks: AttendBlocks | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of :func:`~kronattn.ops.triton.attend.attend_forward`.
+
+    ``add_d_y``: the query was its own residual, so that its gradient is also d_y.
+
+    Returns:
+        d_query like query; d_keys (N, S, C) and d_values (N, S, P) in float32; d_bias (num_heads, S) in float32.
+    """
+    query, q_strides = flat(query)
+    d_y, dy_strides = flat(d_y)
+    batch, key_count, channels = keys.shape
+    value_channels = values.shape[2]
+    head, value_head = channels // num_heads, value_channels // num_heads
+    positions = query.numel() // (batch * channels)
+    d_query = empty_like_grid(query, channels, q_strides.channels_last)
+    dq_strides = flat_strides(d_query)
+    assert dq_strides is not None
+    align = alignment(q_strides, dy_strides, dq_strides)
+    blocks = blocks or attend_backward_blocks(
+        batch * num_heads, head, value_head, positions, key_count, query.element_size()
+    )
+
+    def parts(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=query.device)
+
+    d_keys = parts(blocks.splits, batch, key_count, channels)
+    d_values = parts(blocks.splits, batch, key_count, value_channels)
+    bias = d_bias = keys
+    if key_bias is not None:
+        bias, d_bias = key_bias, parts(blocks.splits, batch, num_heads, key_count)
+    sizes = num_heads, head, value_head, blocks.positions, blocks.keys, blocks.channels, blocks.value_channels
+    last = q_strides.channels_last, dy_strides.channels_last, dq_strides.channels_last
+    numbers = align, dot_precision(query.dtype), TRITON_DTYPES[query.dtype]
+    q, dy, dq = q_strides.over(align), dy_strides.over(align), dq_strides.over(align)
+    ranges = positions, key_count, blocks.splits, blocks.per_split
+    launch = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+    has_bias = key_bias is not None
+    if key_count <= blocks.keys:
+        attend_backward_kernel[(batch * num_heads * blocks.splits,)](
+            query, keys, values, bias, d_y, d_query, d_keys, d_values, d_bias,
+            *q, *dy, *dq, *ranges, *sizes, has_bias, add_d_y, *last, *numbers, **launch,
+        )  # fmt: skip
+    else:
+        norms, deltas = (parts(batch * num_heads, positions) for _ in range(2))
+        tiles = triton.cdiv(positions, blocks.positions)
+        even = key_count % blocks.keys == 0
+        attend_backward_query_kernel[(batch * num_heads * tiles,)](
+            query, keys, values, bias, d_y, d_query, norms, deltas,
+            *q, *dy, *dq, positions, key_count, tiles, *sizes, even, has_bias, add_d_y, *last, *numbers, **launch,
+        )  # fmt: skip
+        attend_backward_keys_kernel[(batch * num_heads * blocks.splits, triton.cdiv(key_count, blocks.keys))](
+            query, keys, values, bias, d_y, norms, deltas, d_keys, d_values, d_bias,
+            *q, *dy, *ranges, *sizes, has_bias, *last[:2], *numbers, **launch,
+        )  # fmt: skip
+    return (
+        d_query,
+        _added(d_keys),
+        _added(d_values),
+        None if key_bias is None else d_bias.sum(dim=(0, 1)),
+    )
+
+
+def _added(parts: Tensor) -> Tensor:
+    return parts[0] if parts.shape[0] == 1 else parts.sum(dim=0)

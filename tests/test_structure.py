@@ -1,0 +1,105 @@
+"""Each room of the house depends only on the rooms above it, and no import hides in a function to get around that."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import kronattn
+
+SOURCE = Path(kronattn.__file__).parent
+
+# CONTRIBUTING's list: each may import those before it.
+ROOMS = [
+    "version",
+    "extras",
+    "atomic",
+    "ops",
+    "nn",
+    "distributions",
+    "models",
+    "data",
+    "measure",
+    "training",
+    "tables",
+    "explain",
+    "predict",
+    "export",
+    "bench",
+    "demo",
+    "report",
+    "cli",
+]
+
+# Within ops: functions on the left may import those before them.
+OPS = [
+    "compat", "autocast", "fx", "checks", "coefficients", "attend", "grid", "reference", "torch_backend",
+    "matrix_products", "triton", "plan", "stages", "attention", "kronecker",
+]  # fmt: skip
+
+
+def imports(path: Path):
+    """(line, module, whether inside a function) of every import of ours."""
+    tree = ast.parse(path.read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    inside = {id(child) for function in functions for child in ast.walk(function)}
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "kronattn":
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.split(".")[0] == "kronattn"]
+        for name in names:
+            yield node.lineno, name, id(node) in inside
+
+
+def room_of(name: str) -> str:
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else "kronattn"
+
+
+def test_every_room_is_listed():
+    rooms = {path.stem if path.is_file() else path.name for path in SOURCE.iterdir() if path.name[0] not in "_."}
+    assert rooms - {"weights", "recipes", "py"} <= {*ROOMS, "integrations", "present"}
+
+
+def test_imports_go_down():
+    wrong = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if own not in ROOMS:
+            continue  # the package's own __init__ and __main__
+        for line, name, _ in imports(path):
+            room = room_of(name)
+            if room in ROOMS and ROOMS.index(room) > ROOMS.index(own):
+                wrong.append(f"{path.relative_to(SOURCE)}:{line} imports {name}")
+    assert wrong == []
+
+
+def test_operators_import_down():
+    wrong = []
+    for path in sorted((SOURCE / "ops").rglob("*.py")):
+        parts = path.relative_to(SOURCE / "ops").parts
+        own = parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue
+        for line, name, _ in imports(path):
+            module = name.split(".")[2] if len(name.split(".")) > 2 else ""
+            if module not in OPS or module == own:
+                continue
+            # What needs Triton itself is imported when it is first called.
+            if OPS.index(module) > OPS.index(own):
+                wrong.append(f"{path.relative_to(SOURCE)}:{line} imports {name}")
+    assert wrong == []
+
+
+def test_no_import_hides_in_a_function():
+    """But for what needs Triton, which not every build of PyTorch comes with."""
+    hidden = [
+        f"{path.relative_to(SOURCE)}:{line} {name}"
+        for folder in ("ops", "nn")
+        for path in sorted((SOURCE / folder).rglob("*.py"))
+        for line, name, inside in imports(path)
+        if inside and not name.startswith("kronattn.ops.triton.")
+    ]
+    assert hidden == []
