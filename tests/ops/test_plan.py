@@ -64,7 +64,7 @@ def test_heads_multiply_matrices(gpu):
         ((2, 1024, 14, 14), {"num_heads": 2}, ("triton", "torch"), "512 channels a head: too many"),
         ((2, 512, 14, 14), {"per_key": True}, ("triton", "torch"), "too many"),
         ((2, 512, 128, 129), {}, ("triton", "torch"), "too many"),
-        ((2, 512, 128, 128), {}, ("triton", "matrix_products"), "smaller than the features"),
+        ((2, 512, 128, 128), {}, ("triton", "matrix_products"), "coefficients smaller than the features"),
     ],
 )
 def test_reasons(gpu, shape, options, expected, reason):

@@ -99,7 +99,7 @@ def attend_tokens(
             operators = _implementation("triton")
             tokens = operators.spread(queries.transpose(1, 2), keys, values, num_heads=num_heads, key_bias=key_bias)
             return tokens.transpose(1, 2)
-        return torch_backend.attend_tokens(queries, keys, values, num_heads=num_heads, key_bias=key_bias)
+        return _implementation(plan.spread).attend_tokens(queries, keys, values, num_heads=num_heads, key_bias=key_bias)
 
 
 @leaf_function
