@@ -242,7 +242,7 @@ class TestStages:
         def run(kernels, dtype):
             q, k = query.to(dtype).requires_grad_(), keys.to(dtype).requires_grad_()
             if kernels:
-                found, on = moments(q, k, q.detach().flatten(2).mean(dim=2), num_heads=2)
+                found, on = moments(q, k, num_heads=2)
             else:
                 found, on = torch_backend.moments(q, k, num_heads=2), q
             outputs = [found.mean, found.squares, on.clone()]
@@ -261,7 +261,7 @@ class TestStages:
 
         def penalty(kernels, dtype):
             q, k = query.to(dtype).requires_grad_(), keys.to(dtype).requires_grad_()
-            found = moments(q, k, q.flatten(2).mean(dim=2))[0] if kernels else torch_backend.moments(q, k)
+            found = moments(q, k)[0] if kernels else torch_backend.moments(q, k)
             gradients = torch.autograd.grad(found.squares.square().sum(), [q, k], create_graph=True)
             return torch.autograd.grad(sum(g.square().sum() for g in gradients), [q, k])
 
@@ -271,15 +271,16 @@ class TestStages:
     def test_several_parts_are_added(self):
         """Ranges of positions in programs of their own, whatever the sizes would ask for."""
         from kronattn.ops.triton.attend_backward import attend_backward
-        from kronattn.ops.triton.moments import moments_forward
+        from kronattn.ops.triton.moments import moments_backward, moments_forward
         from kronattn.ops.triton.tuning import AttendBlocks
 
         blocks = AttendBlocks(16, 32, 16, 16, 3, 32, 4, 1)
         query, keys, values, d_y = noise(2, 8, 9, 8), noise(2, 17, 8), noise(2, 17, 6), noise(2, 6, 9, 8, seed=4)
         whole, parts = (attend_backward(d_y, query, keys, values, None, 1, blocks=b)[:3] for b in (None, blocks))
-        centres = torch.zeros(2, 1, device=DEVICE)
-        whole += moments_forward(query, keys, centres, 1, True)
-        parts += moments_forward(query, keys, centres, 1, True, blocks=blocks)
+        mean, squares = moments_forward(query, keys, 1)
+        whole += (mean, squares, *moments_backward(query, keys, mean, mean, squares, None, 1))
+        parts += moments_forward(query, keys, 1, blocks=blocks)
+        parts += moments_backward(query, keys, mean, mean, squares, None, 1, blocks=blocks)
         for actual, expected in zip(parts, whole, strict=True):
             assert relative_error(actual, expected) < 1e-5
 
@@ -289,7 +290,7 @@ class TestLibrary:
         from kronattn.ops.triton import operators
 
         x = noise(2, 8, 3, 5, layout="channels_last")
-        tokens, bias, centres = noise(2, 8, 8), noise(2, 8, seed=2), noise(2, 2, seed=3)
+        tokens, bias = noise(2, 8, 8), noise(2, 8, seed=2)
         number = noise(2, seed=4)
         calls = [
             (operators._pool, (x, True, torch.float32)),
@@ -300,9 +301,9 @@ class TestLibrary:
             (operators._attend, (x.contiguous(), tokens, tokens, None, None, 1)),
             (operators._attend_backward, (x, x, tokens, tokens, bias, 2, True)),
             (operators._attend_backward, (x, x.contiguous(), tokens, tokens, None, 1, False)),
-            (operators._moments, (x, tokens, centres, 2, True)),
-            (operators._moments, (x, tokens, centres, 2, False)),
-            (operators._moments_backward, (x, tokens, number, number, x.contiguous(), 2)),
+            (operators._moments, (x, tokens, 2)),
+            (operators._moments_backward, (x, tokens, number, number, number, x.contiguous(), 2)),
+            (operators._moments_backward, (x, tokens, number, None, number, None, 2)),
         ]
         for operator, arguments in calls:
             torch.library.opcheck(operator, arguments)

@@ -125,9 +125,7 @@ def moments_of_positions(
             return torch_backend.moments(query, keys, **options), query
         if plan.spread == "matrix_products":
             return matrix_products.moments(query, keys), query
-        if query_mean is None:
-            query_mean = query.flatten(2).mean(dim=2, dtype=keys.dtype)
-        return _implementation(plan.spread).moments(query, keys, query_mean, num_heads=num_heads)
+        return _implementation(plan.spread).moments(query, keys, num_heads=num_heads)
 
 
 @leaf_function

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kronattn.ops.triton.blocks import LOG2E, TRITON_DTYPES, grid_offsets, load_tokens, matmul, token_offsets
+from kronattn.ops.triton.launch import launch
 from kronattn.ops.triton.layout import alignment, empty_like_grid, flat, flat_strides
 from kronattn.ops.triton.tuning import AttendBlocks, attend_blocks, dot_precision
 
@@ -183,7 +184,8 @@ def attend_forward(
     residual, residual_strides = (y, y_strides) if residual is None else flat(residual)
     align = alignment(q_strides, residual_strides, y_strides)
     blocks = blocks or attend_blocks(batch * num_heads, head, value_head, positions, key_count, query.element_size())
-    attend_forward_kernel[(batch * num_heads * blocks.splits,)](
+    launch(
+        attend_forward_kernel, (batch * num_heads * blocks.splits,),
         query, keys, values, keys if key_bias is None else key_bias, residual, y,
         *q_strides.over(align), *residual_strides.over(align), *y_strides.over(align),
         positions, key_count, blocks.splits, blocks.per_split,

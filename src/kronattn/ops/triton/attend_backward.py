@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kronattn.ops.triton.attend import coefficients, load_bias, load_block, logits
 from kronattn.ops.triton.blocks import TRITON_DTYPES, grid_offsets, load_tokens, matmul, token_offsets
+from kronattn.ops.triton.launch import launch
 from kronattn.ops.triton.layout import alignment, empty_like_grid, flat, flat_strides
 from kronattn.ops.triton.tuning import AttendBlocks, attend_backward_blocks, dot_precision
 
@@ -356,24 +357,27 @@ def attend_backward(
     numbers = align, dot_precision(query.dtype), TRITON_DTYPES[query.dtype]
     q, dy, dq = q_strides.over(align), dy_strides.over(align), dq_strides.over(align)
     ranges = positions, key_count, blocks.splits, blocks.per_split
-    launch = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+    options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
     has_bias = key_bias is not None
     if key_count <= blocks.keys:
-        attend_backward_kernel[(batch * num_heads * blocks.splits,)](
+        launch(
+        attend_backward_kernel, (batch * num_heads * blocks.splits,),
             query, keys, values, bias, d_y, d_query, d_keys, d_values, d_bias,
-            *q, *dy, *dq, *ranges, *sizes, has_bias, add_d_y, *last, *numbers, **launch,
+            *q, *dy, *dq, *ranges, *sizes, has_bias, add_d_y, *last, *numbers, **options,
         )  # fmt: skip
     else:
         norms, deltas = (parts(batch * num_heads, positions) for _ in range(2))
         tiles = triton.cdiv(positions, blocks.positions)
         even = key_count % blocks.keys == 0
-        attend_backward_query_kernel[(batch * num_heads * tiles,)](
+        launch(
+        attend_backward_query_kernel, (batch * num_heads * tiles,),
             query, keys, values, bias, d_y, d_query, norms, deltas,
-            *q, *dy, *dq, positions, key_count, tiles, *sizes, even, has_bias, add_d_y, *last, *numbers, **launch,
+            *q, *dy, *dq, positions, key_count, tiles, *sizes, even, has_bias, add_d_y, *last, *numbers, **options,
         )  # fmt: skip
-        attend_backward_keys_kernel[(batch * num_heads * blocks.splits, triton.cdiv(key_count, blocks.keys))](
+        launch(
+        attend_backward_keys_kernel, (batch * num_heads * blocks.splits, triton.cdiv(key_count, blocks.keys)),
             query, keys, values, bias, d_y, norms, deltas, d_keys, d_values, d_bias,
-            *q, *dy, *ranges, *sizes, has_bias, *last[:2], *numbers, **launch,
+            *q, *dy, *ranges, *sizes, has_bias, *last[:2], *numbers, **options,
         )  # fmt: skip
     return (
         d_query,

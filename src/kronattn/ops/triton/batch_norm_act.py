@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kronattn.ops.triton.launch import launch
 from kronattn.ops.triton.layout import empty_grid, row_distance
 from kronattn.ops.triton.tuning import row_blocks
 
@@ -286,7 +287,8 @@ def _apply(
         channels, more, row_distance(x), row_distance(x if concat is None else concat), channels + more
     )
     lowest, highest, clamps = clamp
-    apply_kernel[(blocks.programs * (blocks.channel_blocks + concat_blocks),)](
+    launch(
+        apply_kernel, (blocks.programs * (blocks.channel_blocks + concat_blocks),),
         x, x if concat is None else concat, y, mean, deviation, weight, bias,
         rows, *distances, blocks.per_program, lowest, highest, eps, over, more_over, blocks.channel_blocks,
         concat_blocks, blocks.rows, blocks.channels, is_variance, clamps, align,
@@ -326,12 +328,14 @@ def _forward(
     blocks = row_blocks(rows, channels, False)
     align, over, distance = _aligned(channels, row_distance(x))
     parts = torch.empty((blocks.programs, 2, channels), dtype=torch.float32, device=x.device)
-    moments_kernel[(blocks.programs * blocks.channel_blocks,)](
+    launch(
+        moments_kernel, (blocks.programs * blocks.channel_blocks,),
         x, parts, rows, distance, blocks.per_program, over, blocks.channel_blocks, blocks.rows, blocks.channels, align,
         num_warps=blocks.warps,
     )  # fmt: skip
     mean, inverse = (torch.empty((channels,), dtype=torch.float32, device=x.device) for _ in range(2))
-    finish_moments_kernel[(triton.cdiv(channels, 16),)](
+    launch(
+        finish_moments_kernel, (triton.cdiv(channels, 16),),
         parts, mean, inverse, running_mean, running_var, batches, blocks.programs, rows, blocks.per_program, momentum,
         eps, channels, 128, 16,
     )  # fmt: skip
@@ -349,14 +353,16 @@ def _backward(
     blocks = row_blocks(rows, channels, False)
     align, over, *distances = _aligned(channels, row_distance(x), row_distance(d_y))
     parts = torch.empty((blocks.programs, 2, channels), dtype=torch.float32, device=x.device)
-    gradient_sums_kernel[(blocks.programs * blocks.channel_blocks,)](
+    launch(
+        gradient_sums_kernel, (blocks.programs * blocks.channel_blocks,),
         x, d_y, parts, mean, inverse, weight, bias, rows, *distances, blocks.per_program, lowest, highest,
         over, blocks.channel_blocks, blocks.rows, blocks.channels, clamps, align,
         num_warps=blocks.warps,
     )  # fmt: skip
-    finish_sums_kernel[(triton.cdiv(2 * channels, 32),)](parts, sums, blocks.programs, 2 * channels, 128, 32)
+    launch(finish_sums_kernel, (triton.cdiv(2 * channels, 32),), parts, sums, blocks.programs, 2 * channels, 128, 32)
     blocks = row_blocks(rows, channels, True)
-    input_gradient_kernel[(blocks.programs * blocks.channel_blocks,)](
+    launch(
+        input_gradient_kernel, (blocks.programs * blocks.channel_blocks,),
         x, d_y, sums, mean, inverse, weight, bias, d_x, rows, *distances, over, blocks.per_program, lowest, highest,
         over, blocks.channel_blocks, blocks.rows, blocks.channels, clamps, align,
         num_warps=blocks.warps,

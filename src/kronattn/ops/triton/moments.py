@@ -1,9 +1,9 @@
 """Batch statistics of KAO_KV's coefficients E = KᵀQ in training, without E ever being written down.
 
-A program adds up E - e and (E - e)² over a range of queries and a block of keys, where e is what E is for the sample's
-mean key and mean query: the mean of its coefficients, so that nothing cancels. In passing it notes Σⱼ (Eᵢⱼ - e)·qⱼ for
-every key i, which the keys' gradient needs. Parts are added in a fixed order. The backward is one pass over the
-queries, which adds to a gradient that they have received already.
+A program adds up E - e and (E - e)² over a range of queries and a block of keys, where e is the mean of its first tile:
+next to the mean of them all, so that nothing cancels. A second, tiny kernel puts the parts together in a fixed order.
+E's gradient is linear in E, so the backward is a pass over the queries for the queries' gradient, which adds to what
+they have received already, and one for the keys'.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kronattn.ops.triton.blocks import TRITON_DTYPES, grid_offsets, load_tokens, matmul, token_offsets
+from kronattn.ops.triton.launch import launch
 from kronattn.ops.triton.layout import alignment, empty_like_grid, flat, flat_strides
 from kronattn.ops.triton.tuning import AttendBlocks, attend_backward_blocks, dot_precision
 
@@ -22,101 +23,102 @@ __all__ = ["moments_backward", "moments_forward"]
 
 
 @triton.jit
+def load_queries(
+    query, b_m, last, b_d, q_p, q_c, D: tl.constexpr, Q_LAST: tl.constexpr, ALIGN: tl.constexpr, DT: tl.constexpr
+):  # fmt: skip
+    """(positions, channels) of one sample and head; zero past the end."""
+    p_q = query + grid_offsets(b_m, b_d, q_p, q_c, Q_LAST, ALIGN)
+    return tl.load(p_q, mask=(b_m < last)[:, None] & (b_d < D)[None, :], other=0.0).to(DT)
+
+
+@triton.jit
 def moments_kernel(
-    query,
-    keys,
-    centres,
-    parts,
-    pulls,
-    q_n,
-    q_c,
-    q_p,
-    positions,
-    key_count,
-    splits,
-    per_split,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    BM: tl.constexpr,
-    BS: tl.constexpr,
-    BD: tl.constexpr,
-    WITH_PULLS: tl.constexpr,
-    Q_LAST: tl.constexpr,
-    ALIGN: tl.constexpr,
-    PRECISION: tl.constexpr,
-    DT: tl.constexpr,
-):
-    """``parts`` is (splits, N, H, key blocks, 2): Σ (E - e), Σ (E - e)²; ``pulls`` is (splits, N, S, C)."""
+    query, keys, parts, q_n, q_c, q_p, positions, key_count, splits, per_split,
+    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    Q_LAST: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """``parts`` is (splits, N, H, key blocks, 4): how many coefficients, Σ (E - e), Σ (E - e)², e."""
     split = tl.program_id(0) % splits
     nh = tl.program_id(0) // splits
     n = (nh // H).to(tl.int64)
     head = nh % H
-    batch = (tl.num_programs(0) // splits // H).to(tl.int64)
     first = split * per_split
     last = tl.minimum(first + per_split, positions)
     b_d = tl.arange(0, BD)
     b_s = tl.program_id(1) * BS + tl.arange(0, BS)
+    b_exists = (b_s < key_count)[None, :]
     query += n * q_n * ALIGN + (head * D if Q_LAST else head * D * q_c * ALIGN)
     b_k = load_tokens(keys + n * key_count * (H * D) + head * D, b_s, b_d, key_count, H * D, D, DT)
-    centre = tl.load(centres + nh)
+    here = tl.minimum(key_count - tl.program_id(1) * BS, BS).to(tl.float32)
+    b_q = load_queries(query, first + tl.arange(0, BM), last, b_d, q_p, q_c, D, Q_LAST, ALIGN, DT)
+    # Past the end queries and keys are zero, and so is E.
+    b_e = matmul(b_q, tl.trans(b_k), PRECISION)
+    centre = tl.sum(tl.sum(b_e, axis=1), axis=0) / (here * tl.minimum(last - first, BM).to(tl.float32))
 
     b_sum = tl.zeros([BM], tl.float32)
     b_squares = tl.zeros([BM], tl.float32)
-    b_pull = tl.zeros([BS, BD], tl.float32)
     for start in range(first, last, BM):
         b_m = start + tl.arange(0, BM)
-        b_inside = (b_m < last)[:, None]
-        p_q = query + grid_offsets(b_m, b_d, q_p, q_c, Q_LAST, ALIGN)
-        b_q = tl.load(p_q, mask=b_inside & (b_d < D)[None, :], other=0.0).to(DT)
+        b_q = load_queries(query, b_m, last, b_d, q_p, q_c, D, Q_LAST, ALIGN, DT)
         b_e = matmul(b_q, tl.trans(b_k), PRECISION) - centre
-        b_e = tl.where(b_inside & (b_s < key_count)[None, :], b_e, 0.0)
+        b_e = tl.where((b_m < last)[:, None] & b_exists, b_e, 0.0)
         b_sum += tl.sum(b_e, axis=1)
         b_squares += tl.sum(b_e * b_e, axis=1)
-        if WITH_PULLS:
-            b_pull += matmul(tl.trans(b_e.to(DT)), b_q, PRECISION)
-    part = split * batch + n
-    p_part = parts + ((part * H + head) * tl.num_programs(1) + tl.program_id(1)) * 2
-    tl.store(p_part, tl.sum(b_sum, axis=0))
-    tl.store(p_part + 1, tl.sum(b_squares, axis=0))
-    if WITH_PULLS:
-        p_pull = pulls + part * key_count * (H * D) + head * D + token_offsets(b_s, b_d, H * D)
-        tl.store(p_pull, b_pull, mask=(b_s < key_count)[:, None] & (b_d < D)[None, :])
+    batch = (tl.num_programs(0) // splits // H).to(tl.int64)
+    p_part = parts + (((split * batch + n) * H + head) * tl.num_programs(1) + tl.program_id(1)) * 4
+    tl.store(p_part, (last - first).to(tl.float32) * here)
+    tl.store(p_part + 1, tl.sum(b_sum, axis=0))
+    tl.store(p_part + 2, tl.sum(b_squares, axis=0))
+    tl.store(p_part + 3, centre)
 
 
 @triton.jit
-def moments_backward_kernel(
-    query,
-    keys,
-    slope,
-    offset,
-    d_query,
-    output,
-    q_n,
-    q_c,
-    q_p,
-    dq_n,
-    dq_c,
-    dq_p,
-    o_n,
-    o_c,
-    o_p,
-    positions,
-    key_count,
-    splits,
-    per_split,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    BM: tl.constexpr,
-    BS: tl.constexpr,
-    BD: tl.constexpr,
-    Q_LAST: tl.constexpr,
-    DQ_LAST: tl.constexpr,
-    O_LAST: tl.constexpr,
-    ALIGN: tl.constexpr,
-    PRECISION: tl.constexpr,
-    DT: tl.constexpr,
-):
-    """output = d_query + (slope·E + offset)·K: E's gradient is linear in E."""
+def finish_moments_kernel(
+    parts, mean, squares, count, key_blocks, members, H: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Mean and squared deviations of one head's coefficients from ``count`` parts."""
+    head = tl.program_id(0)
+    b_i = tl.arange(0, BLOCK)
+    b_total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, count, BLOCK):
+        b_part = start + b_i
+        b_in = b_part < count
+        p_part = parts + ((b_part // key_blocks * H + head) * key_blocks + b_part % key_blocks) * 4
+        b_members = tl.load(p_part, mask=b_in, other=0.0)
+        b_total += tl.load(p_part + 1, mask=b_in, other=0.0) + b_members * tl.load(p_part + 3, mask=b_in, other=0.0)
+    average = tl.sum(b_total, axis=0) / members
+    b_total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, count, BLOCK):
+        b_part = start + b_i
+        b_in = b_part < count
+        p_part = parts + ((b_part // key_blocks * H + head) * key_blocks + b_part % key_blocks) * 4
+        b_members = tl.load(p_part, mask=b_in, other=0.0)
+        b_off = tl.load(p_part + 3, mask=b_in, other=0.0) - average
+        b_total += tl.load(p_part + 2, mask=b_in, other=0.0)
+        b_total += tl.where(b_in, b_off * (2.0 * tl.load(p_part + 1, mask=b_in, other=0.0) + b_members * b_off), 0.0)
+    tl.store(mean + head, average)
+    tl.store(squares + head, tl.sum(b_total, axis=0))
+
+
+@triton.jit
+def slope_and_level(mean, d_mean, d_squares, head, members, HAS_D_MEAN: tl.constexpr):
+    """E's gradient is slope·(E - mean) + level, here as slope·E + the second number."""
+    slope = 2.0 * tl.load(d_squares + head)
+    level = -slope * tl.load(mean + head)
+    if HAS_D_MEAN:
+        level += tl.load(d_mean + head) / members
+    return slope, level
+
+
+@triton.jit
+def moments_backward_query_kernel(
+    query, keys, mean, d_mean, d_squares, d_query, output, q_n, q_c, q_p, dq_n, dq_c, dq_p, o_n, o_c, o_p,
+    positions, key_count, splits, per_split, members,
+    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    HAS_D_MEAN: tl.constexpr, HAS_D_QUERY: tl.constexpr, Q_LAST: tl.constexpr, DQ_LAST: tl.constexpr,
+    O_LAST: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """output = d_query + (slope·E + level)·K."""
     nh = tl.program_id(0) // splits
     n = (nh // H).to(tl.int64)
     head = nh % H
@@ -128,42 +130,64 @@ def moments_backward_kernel(
     d_query += n * dq_n * ALIGN + (head * D if DQ_LAST else head * D * dq_c * ALIGN)
     output += n * o_n * ALIGN + (head * D if O_LAST else head * D * o_c * ALIGN)
     keys += n * key_count * (H * D) + head * D
-    rise = tl.load(slope + head)
-    base = tl.load(offset + head)
+    slope, level = slope_and_level(mean, d_mean, d_squares, head, members, HAS_D_MEAN)
     for start in range(first, last, BM):
         b_m = start + tl.arange(0, BM)
         b_mask = (b_m < last)[:, None] & (b_d < D)[None, :]
-        b_q = tl.load(query + grid_offsets(b_m, b_d, q_p, q_c, Q_LAST, ALIGN), mask=b_mask, other=0.0).to(DT)
-        p_dq = d_query + grid_offsets(b_m, b_d, dq_p, dq_c, DQ_LAST, ALIGN)
-        b_dq = tl.load(p_dq, mask=b_mask, other=0.0).to(tl.float32)
+        b_q = load_queries(query, b_m, last, b_d, q_p, q_c, D, Q_LAST, ALIGN, DT)
+        b_dq = tl.zeros([BM, BD], tl.float32)
+        if HAS_D_QUERY:
+            p_dq = d_query + grid_offsets(b_m, b_d, dq_p, dq_c, DQ_LAST, ALIGN)
+            b_dq += tl.load(p_dq, mask=b_mask, other=0.0).to(tl.float32)
         for block in range(0, key_count, BS):
             b_k = load_tokens(keys, block + b_s, b_d, key_count, H * D, D, DT)
-            b_de = matmul(b_q, tl.trans(b_k), PRECISION) * rise + base
+            b_de = matmul(b_q, tl.trans(b_k), PRECISION) * slope + level
             # Keys past the last are zero, so it does not matter what they would have received.
             b_dq += matmul(b_de.to(DT), b_k, PRECISION)
         p_output = output + grid_offsets(b_m, b_d, o_p, o_c, O_LAST, ALIGN)
         tl.store(p_output, b_dq.to(output.dtype.element_ty), mask=b_mask)
 
 
+@triton.jit
+def moments_backward_keys_kernel(
+    query, keys, mean, d_mean, d_squares, d_keys, q_n, q_c, q_p, positions, key_count, splits, per_split, members,
+    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    HAS_D_MEAN: tl.constexpr, Q_LAST: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """``d_keys`` is (splits, N, S, C): (slope·E + level)ᵀ·Q over a range of queries."""
+    split = tl.program_id(0) % splits
+    nh = tl.program_id(0) // splits
+    n = (nh // H).to(tl.int64)
+    head = nh % H
+    batch = (tl.num_programs(0) // splits // H).to(tl.int64)
+    first = split * per_split
+    last = tl.minimum(first + per_split, positions)
+    b_d = tl.arange(0, BD)
+    b_s = tl.program_id(1) * BS + tl.arange(0, BS)
+    query += n * q_n * ALIGN + (head * D if Q_LAST else head * D * q_c * ALIGN)
+    b_k = load_tokens(keys + n * key_count * (H * D) + head * D, b_s, b_d, key_count, H * D, D, DT)
+    slope, level = slope_and_level(mean, d_mean, d_squares, head, members, HAS_D_MEAN)
+    b_dk = tl.zeros([BS, BD], tl.float32)
+    for start in range(first, last, BM):
+        b_q = load_queries(query, start + tl.arange(0, BM), last, b_d, q_p, q_c, D, Q_LAST, ALIGN, DT)
+        b_de = matmul(b_q, tl.trans(b_k), PRECISION) * slope + level
+        b_dk += matmul(tl.trans(b_de.to(DT)), b_q, PRECISION)
+    p_dk = d_keys + (split * batch + n) * key_count * (H * D) + head * D + token_offsets(b_s, b_d, H * D)
+    tl.store(p_dk, b_dk, mask=(b_s < key_count)[:, None] & (b_d < D)[None, :])
+
+
 def moments_forward(
-    query: Tensor,
-    keys: Tensor,
-    centres: Tensor,
-    num_heads: int,
-    with_pulls: bool,
-    *,
-    blocks: AttendBlocks | None = None,
+    query: Tensor, keys: Tensor, num_heads: int, *, blocks: AttendBlocks | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sums over the coefficients E = KᵀQ of each sample and head.
+    """Mean, and squared deviations from it, of the coefficients KᵀQ of each head over the batch.
 
     Args:
         query: (N, C, *grid).
         keys: (N, S, C), contiguous.
-        centres: (N, num_heads), the mean coefficient of each or a number next to it: e.
-        with_pulls: note what the keys' gradient needs.
+        blocks: chosen by the sizes unless they are given.
 
     Returns:
-        Σ (E - e) and Σ (E - e)², (N, num_heads, 2); Σⱼ (Eᵢⱼ - e)·qⱼ, (N, S, C), or nothing. All in float32.
+        Two (num_heads,) tensors in float32.
     """
     query, strides = flat(query)
     batch, key_count, channels = keys.shape
@@ -172,53 +196,73 @@ def moments_forward(
     blocks = blocks or attend_backward_blocks(batch * num_heads, head, head, positions, key_count, query.element_size())
     align = alignment(strides)
     key_blocks = triton.cdiv(key_count, blocks.keys)
-    parts = torch.empty((blocks.splits, batch, num_heads, key_blocks, 2), dtype=torch.float32, device=query.device)
-    pulls = torch.empty(
-        (blocks.splits, *keys.shape) if with_pulls else (1, 0), dtype=torch.float32, device=query.device
-    )
-    moments_kernel[(batch * num_heads * blocks.splits, key_blocks)](
-        query, keys, centres, parts, pulls, *strides.over(align),
-        positions, key_count, blocks.splits, blocks.per_split,
-        num_heads, head, blocks.positions, blocks.keys, blocks.channels, with_pulls,
+    parts = torch.empty((blocks.splits, batch, num_heads, key_blocks, 4), dtype=torch.float32, device=query.device)
+    launch(
+        moments_kernel, (batch * num_heads * blocks.splits, key_blocks),
+        query, keys, parts, *strides.over(align), positions, key_count, blocks.splits, blocks.per_split,
+        num_heads, head, blocks.positions, blocks.keys, blocks.channels,
         strides.channels_last, align, dot_precision(query.dtype), TRITON_DTYPES[query.dtype],
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
-    return parts.sum(dim=(0, 3)), pulls[0] if blocks.splits == 1 else pulls.sum(dim=0)
+    mean, squares = (torch.empty((num_heads,), dtype=torch.float32, device=query.device) for _ in range(2))
+    launch(
+        finish_moments_kernel, (num_heads,),
+        parts, mean, squares, blocks.splits * batch * key_blocks, key_blocks, float(batch * positions * key_count),
+        num_heads, 1024, num_warps=8,
+    )  # fmt: skip
+    return mean, squares
 
 
 def moments_backward(
     query: Tensor,
     keys: Tensor,
-    slope: Tensor,
-    offset: Tensor,
-    d_query: Tensor,
+    mean: Tensor,
+    d_mean: Tensor | None,
+    d_squares: Tensor,
+    d_query: Tensor | None,
     num_heads: int,
     *,
     blocks: AttendBlocks | None = None,
-) -> Tensor:
-    """d_query plus (slope·E + offset)·K for every position: like query.
+) -> tuple[Tensor, Tensor]:
+    """Gradients of :func:`moments_forward`.
 
     Args:
-        slope, offset: (num_heads,) in float32.
+        query, keys: its input.
+        mean: its output.
+        d_mean, d_squares: what that received, (num_heads,) in float32.
         d_query: (N, C, *grid), what the queries have received already.
+
+    Returns:
+        d_query plus what comes through the moments, like query; d_keys (N, S, C) in float32.
     """
     query, q_strides = flat(query)
-    d_query, dq_strides = flat(d_query)
     batch, key_count, channels = keys.shape
     head = channels // num_heads
     positions = query.numel() // (batch * channels)
     output = empty_like_grid(query, channels, q_strides.channels_last)
     o_strides = flat_strides(output)
     assert o_strides is not None
+    has_d_mean, has_d_query = d_mean is not None, d_query is not None
+    d_mean = d_squares if d_mean is None else d_mean
+    d_query, dq_strides = (output, o_strides) if d_query is None else flat(d_query)
     align = alignment(q_strides, dq_strides, o_strides)
     blocks = blocks or attend_backward_blocks(batch * num_heads, head, head, positions, key_count, query.element_size())
-    moments_backward_kernel[(batch * num_heads * blocks.splits,)](
-        query, keys, slope, offset, d_query, output,
-        *q_strides.over(align), *dq_strides.over(align), *o_strides.over(align),
-        positions, key_count, blocks.splits, blocks.per_split,
-        num_heads, head, blocks.positions, blocks.keys, blocks.channels,
-        q_strides.channels_last, dq_strides.channels_last, o_strides.channels_last,
-        align, dot_precision(query.dtype), TRITON_DTYPES[query.dtype],
+    d_keys = torch.empty((blocks.splits, *keys.shape), dtype=torch.float32, device=query.device)
+    ranges = positions, key_count, blocks.splits, blocks.per_split, float(batch * positions * key_count)
+    sizes = num_heads, head, blocks.positions, blocks.keys, blocks.channels, has_d_mean
+    numbers = align, dot_precision(query.dtype), TRITON_DTYPES[query.dtype]
+    programs = batch * num_heads * blocks.splits
+    launch(
+        moments_backward_query_kernel, (programs,),
+        query, keys, mean, d_mean, d_squares, d_query, output,
+        *q_strides.over(align), *dq_strides.over(align), *o_strides.over(align), *ranges, *sizes, has_d_query,
+        q_strides.channels_last, dq_strides.channels_last, o_strides.channels_last, *numbers,
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
-    return output
+    launch(
+        moments_backward_keys_kernel, (programs, triton.cdiv(key_count, blocks.keys)),
+        query, keys, mean, d_mean, d_squares, d_keys, *q_strides.over(align), *ranges, *sizes,
+        q_strides.channels_last, *numbers,
+        num_warps=blocks.warps, num_stages=blocks.stages,
+    )  # fmt: skip
+    return output, d_keys[0] if blocks.splits == 1 else d_keys.sum(dim=0)

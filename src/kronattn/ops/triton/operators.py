@@ -94,21 +94,14 @@ def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = Non
     return _SpreadTokens.apply(tokens.contiguous(), residual, grid, is_channels_last(like), like.dtype)
 
 
-def moments(query: Tensor, keys: Tensor, query_mean: Tensor, *, num_heads: int = 1) -> tuple[Moments, Tensor]:
-    """Batch statistics of each head's coefficients, and ``query`` to go on with.
-
-    Args:
-        query: (N, C, *grid).
-        keys: (N, S, C).
-        query_mean: (N, C), each sample's mean query. The result does not depend on it, only its rounding does, so it
-            gets no gradient.
-    """
+def moments(query: Tensor, keys: Tensor, *, num_heads: int = 1) -> tuple[Moments, Tensor]:
+    """Batch statistics of each head's coefficients, of (N, C, *grid) queries and (N, S, C) keys; and ``query`` to go on
+    with."""
     members = query.numel() // query.shape[1] * keys.shape[1]
     if _records(query, keys):
-        mean, squares, query = _Moments.apply(query, keys, query_mean.detach(), num_heads)
+        mean, squares, query = _Moments.apply(query, keys, num_heads)
     else:
-        read = keys.to(query.dtype).contiguous()
-        mean, squares, _, _ = _mean_and_squares(query, read, query_mean, num_heads, False)
+        mean, squares = _moments(query, keys.to(query.dtype).contiguous(), num_heads)
     return Moments(members, mean, squares), query
 
 
@@ -200,52 +193,33 @@ class _SpreadTokens(torch.autograd.Function):
 
 class _Moments(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, keys: Tensor, query_mean: Tensor, num_heads: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, query: Tensor, keys: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
         read = keys.to(query.dtype).contiguous()
-        mean, squares, centres, pulls = _mean_and_squares(query, read, query_mean, num_heads, True)
-        ctx.save_for_backward(query, keys, query_mean, read, mean, centres, pulls)
+        mean, squares = _moments(query, read, num_heads)
+        ctx.save_for_backward(query, keys, read, mean)
         ctx.num_heads = num_heads
+        ctx.set_materialize_grads(False)
         return mean, squares, query.view_as(query)
 
     @staticmethod
-    def backward(ctx: Any, d_mean: Tensor, d_squares: Tensor, d_query: Tensor) -> tuple[Any, ...]:
-        query, keys, query_mean, read, mean, centres, pulls = ctx.saved_tensors
-        heads = ctx.num_heads
+    def backward(
+        ctx: Any, d_mean: Tensor | None, d_squares: Tensor | None, d_query: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, None]:
+        if d_mean is None and d_squares is None:
+            return d_query, None, None
+        query, keys, read, mean = ctx.saved_tensors
         if torch.is_grad_enabled():
 
             def call(query: Tensor, keys: Tensor) -> Tensor:
-                found = torch_backend.moments(query, keys, num_heads=heads)
-                return (found.mean * d_mean + found.squares * d_squares).sum()
+                found = torch_backend.moments(query, keys, num_heads=ctx.num_heads)
+                parts = [x * d for x, d in ((found.mean, d_mean), (found.squares, d_squares)) if d is not None]
+                return torch.stack(parts).sum()
 
             d_q, d_k = _differentiable(call, (query, keys), None)
-            return d_query if d_q is None else d_query + d_q, d_k, None, None
-        positions = query.numel() // (query.shape[0] * query.shape[1])
-        # The gradient of E is slope·(E - mean) + level, and Σ q is positions · its mean.
-        slope, level = 2 * d_squares, d_mean / (query.shape[0] * positions * keys.shape[1])
-        d_input = _moments_backward(query, read, slope, level - slope * mean, d_query, heads)
-        along_mean = (slope * (centres - mean) + level) * positions  # (N, H)
-        d_keys = pulls.unflatten(2, (heads, -1)) * slope.view(-1, 1)
-        d_keys = d_keys + (query_mean.unflatten(1, (heads, -1)) * along_mean.unsqueeze(2)).unsqueeze(1)
-        return d_input, d_keys.flatten(2).to(keys.dtype), None, None
-
-
-def _mean_and_squares(
-    query: Tensor, keys: Tensor, query_mean: Tensor, num_heads: int, with_pulls: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean and squared deviations of each head's coefficients, each sample's centre, and pulls."""
-    heads = (num_heads, -1)
-    mean_key = keys.mean(dim=1, dtype=torch.float32).unflatten(1, heads)
-    centres = (mean_key * query_mean.float().unflatten(1, heads)).sum(dim=2)
-    sums, pulls = _moments(query, keys, centres, num_heads, with_pulls)
-    count = query.numel() // (query.shape[0] * query.shape[1]) * keys.shape[1]
-    off = sums[..., 0] / count
-    means = centres + off
-    mean = means.mean(dim=0)
-    # About each sample's own mean, and what that is off by.
-    squares = (sums[..., 1] + count * ((means - mean).square() - off.square())).sum(dim=0)
-    return mean, squares, centres, pulls
+            return d_q if d_query is None or d_q is None else d_query + d_q, d_k, None
+        d_squares = torch.zeros_like(mean) if d_squares is None else d_squares
+        d_input, d_keys = _moments_backward(query, read, mean, d_mean, d_squares, d_query, ctx.num_heads)
+        return d_input, d_keys.to(keys.dtype), None
 
 
 def _differentiable(call: Callable[..., Tensor], inputs: Sequence[Any], d_y: Tensor | None) -> list[Tensor | None]:
@@ -363,30 +337,32 @@ _attend_backward = _operator(
 )
 
 
-def _fake_moments(
-    query: Tensor, keys: Tensor, centres: Tensor, num_heads: int, with_pulls: bool
-) -> tuple[Tensor, Tensor]:
-    return (
-        query.new_empty((query.shape[0], num_heads, 2), dtype=torch.float32),
-        query.new_empty(keys.shape if with_pulls else (0,), dtype=torch.float32),
-    )
+def _fake_moments(query: Tensor, keys: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
+    mean, squares = (query.new_empty((num_heads,), dtype=torch.float32) for _ in range(2))
+    return mean, squares
 
 
 _moments = _operator(
-    "moments(Tensor query, Tensor keys, Tensor centres, int num_heads, bool with_pulls) -> (Tensor, Tensor)",
-    moments_forward,
-    _fake_moments,
+    "moments(Tensor query, Tensor keys, int num_heads) -> (Tensor, Tensor)", moments_forward, _fake_moments
 )
 
 
 def _fake_moments_backward(
-    query: Tensor, keys: Tensor, slope: Tensor, offset: Tensor, d_query: Tensor, num_heads: int
-) -> Tensor:
-    return empty_like_grid(query, query.shape[1], is_channels_last(query))
+    query: Tensor,
+    keys: Tensor,
+    mean: Tensor,
+    d_mean: Tensor | None,
+    d_squares: Tensor,
+    d_query: Tensor | None,
+    num_heads: int,
+) -> tuple[Tensor, Tensor]:
+    like = empty_like_grid(query, query.shape[1], is_channels_last(query))
+    return like, keys.new_empty(keys.shape, dtype=torch.float32)
 
 
 _moments_backward = _operator(
-    "moments_backward(Tensor query, Tensor keys, Tensor slope, Tensor offset, Tensor d_query, int num_heads) -> Tensor",
+    "moments_backward(Tensor query, Tensor keys, Tensor mean, Tensor? d_mean, Tensor d_squares, Tensor? d_query,"
+    " int num_heads) -> (Tensor, Tensor)",
     moments_backward,
     _fake_moments_backward,
 )

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kronattn.ops.triton.blocks import grid_offsets, token_offsets
+from kronattn.ops.triton.launch import launch
 from kronattn.ops.triton.layout import alignment, flat, flat_strides
 from kronattn.ops.triton.tuning import outer_blocks
 
@@ -95,7 +96,8 @@ def outer_sum_forward(
     align = alignment(strides, residual_strides)
     row_blocks = triton.cdiv(height, blocks.rows)
     grid = (batch * row_blocks, triton.cdiv(width, blocks.width), triton.cdiv(channels, blocks.channels))
-    outer_sum_forward_kernel[grid](
+    launch(
+        outer_sum_forward_kernel, grid,
         tokens, residual, output,
         *residual_strides.over(align), *strides.over(align), height, width, row_blocks, column_scale, row_scale,
         channels, blocks.rows, blocks.width, blocks.channels,

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kronattn.ops.triton.blocks import grid_offsets, token_offsets
+from kronattn.ops.triton.launch import launch
 from kronattn.ops.triton.layout import alignment, flat
 from kronattn.ops.triton.tuning import PoolBlocks, pool_blocks
 
@@ -238,7 +239,8 @@ def pool_forward(
         row_parts = torch.empty((batch, blocks.tiles, height, channels), dtype=torch.float32, device=x.device)
     column_scale, row_scale = (1.0 / height, 1.0 / width) if mean else (1.0, 1.0)
     whole_columns, whole_rows = blocks.splits == 1, blocks.tiles == 1
-    pool_forward_kernel[(batch * blocks.splits, blocks.tiles, blocks.channel_blocks)](
+    launch(
+        pool_forward_kernel, (batch * blocks.splits, blocks.tiles, blocks.channel_blocks),
         x, tokens, column_parts, row_parts,
         *strides.over(align), height, width, blocks.splits, blocks.rows_per_split, column_scale, row_scale,
         channels, blocks.rows, blocks.width, blocks.channels, blocks.lanes,
@@ -247,7 +249,8 @@ def pool_forward(
     )  # fmt: skip
     if not (whole_columns and whole_rows):
         count = (0 if whole_columns else width) + (0 if whole_rows else height)
-        add_parts_kernel[(batch, triton.cdiv(count * channels, 512))](
+        launch(
+        add_parts_kernel, (batch, triton.cdiv(count * channels, 512)),
             column_parts, row_parts, tokens, height, width, blocks.splits, blocks.tiles, column_scale, row_scale,
             channels, whole_columns, whole_rows, 512,
         )  # fmt: skip
