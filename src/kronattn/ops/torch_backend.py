@@ -24,7 +24,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *, num_heads: int, scal
 
 @leaf_function
 def scaled(keys: Tensor, scale: float | Tensor, num_heads: int) -> Tensor:
-    """(N, S, C) keys times the scale of the coefficients: a number, or a (1,), (num_heads,) or (num_heads, S) tensor."""
+    """(N, S, C) keys times the coefficients' scale: a number, or a (1,), (num_heads,) or (num_heads, S) tensor."""
     if not isinstance(scale, Tensor):
         return keys if scale == 1 else _unrounded(keys) * scale
     if scale.numel() == 1:
