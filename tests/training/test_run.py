@@ -167,6 +167,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(recipe, tmp_path):
     class Fill(Callback):
         def on_train_epoch_start(self, trainer, module):
             if trainer.current_epoch == 1:
+                trainer.strategy.checkpoint_io.finish()
                 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
 
     try:

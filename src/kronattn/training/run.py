@@ -7,13 +7,13 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 
@@ -24,18 +24,27 @@ from kronattn.nn import synchronise_coefficient_norms
 from kronattn.training.callbacks import History, MovingAverage, Speed, StopWhenDiverging
 from kronattn.training.card import model_card
 from kronattn.training.checkpoints import WholeCheckpoints, check_resumable
+from kronattn.training.compiling import DECODED, compile_mode, keep_compiled_code, steps_on_device
 from kronattn.training.data import Track, TrainingData
 from kronattn.training.figures import draw_curves
+from kronattn.training.graphs import one_line_of
 from kronattn.training.learner import Learner
+from kronattn.training.progress import Progress, progress_callback
 from kronattn.training.recipe import Recipe, recipe_yaml
 from kronattn.training.tasks import TASKS
 
-__all__ = ["quiet", "read_result", "run_folder", "train"]
+__all__ = ["DoesNotFit", "quiet", "read_result", "run_folder", "train"]
 
 CONFIG, HISTORY, RESULT, CURVES = "config.yaml", "history.csv", "result.json", "curves.png"
 # Where networks keep what depends on the number of classes: ours, timm's, the segmenters'.
 _CLASSIFIERS = ("classifier.", "fc.", "head.")
 WEIGHTS, CARD, LAST, BEST = "weights.safetensors", "README.md", "last.ckpt", "best.ckpt"
+
+
+class DoesNotFit(RuntimeError):
+    """A step takes more memory than the device has."""
+
+    one_line = True
 
 
 def run_folder(recipe: Recipe, name: str = "run") -> Path:
@@ -55,10 +64,12 @@ def train(
     *,
     folder: Path | None = None,
     resume: bool = False,
-    progress: bool = False,
+    progress: Progress = None,
     track: Track = lambda items, description: items,
     callbacks: Sequence[Callback] = (),
     data_module: type[TrainingData] | None = None,
+    cache: Path | None = None,
+    store: MutableMapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train a network after a recipe.
 
@@ -66,10 +77,12 @@ def train(
         recipe: what to do.
         folder: where the run's files go; :func:`run_folder`'s by default.
         resume: continue a run that was interrupted; a finished one is returned as it is.
-        progress: show a progress bar.
+        progress: show a progress bar, or print a line for each epoch.
         track: wraps the decoding of images, in a progress bar for instance.
         callbacks: further ones.
         data_module: another way of preparing the data than the task's.
+        cache: a folder for decoded images and compiled code; the recipe's by default.
+        store: decoded datasets, for the next run in this process to use again.
 
     Returns:
         The run's figures, which also go into ``result.json``.
@@ -79,6 +92,9 @@ def train(
     if last is not None and (result := read_result(folder)) is not None:
         return result
     quiet()
+    cache = cache or (Path(recipe.cache) if recipe.cache else None)
+    if cache is not None:
+        keep_compiled_code(cache)
     L.seed_everything(recipe.seed, workers=True, verbose=False)
     task = TASKS[recipe.task]
     data = (data_module or task.data)(
@@ -87,18 +103,27 @@ def train(
         seed=recipe.seed,
         channels_last=recipe.channels_last,
         track=track,
+        cache=cache / DECODED if cache else None,
+        store=store,
     )
     description = task.describe(recipe, data)
     network = _build_network(recipe, description)
     module = task.module(network, recipe, description)
     history = History(lambda rows: write_atomically(folder / HISTORY, _csv(rows)))
     speed = Speed()
-    trainer = _trainer(recipe, folder, f"val/{task.score}", [history, speed, *callbacks], progress)
+    checkpoints = WholeCheckpoints()
+    watching = [history, speed, *progress_callback(progress, history, speed), *callbacks]
+    trainer = _trainer(recipe, folder, f"val/{task.score}", watching, checkpoints)
     if trainer.world_size > 1 and recipe.sync_batch_norm:
         synchronise_coefficient_norms(network)
-    if recipe.compile:
-        network.compile(dynamic=False, mode=None if recipe.compile is True else recipe.compile)
-    trainer.fit(module, data, ckpt_path=last, weights_only=True)
+    if (mode := compile_mode(recipe)) is not None:
+        network.compile(dynamic=False, mode=None if mode == "default" else mode)
+    module.steps_on_device = data.prepared_in_step = steps_on_device(recipe, trainer.strategy.root_device)
+    try:
+        trainer.fit(module, data, ckpt_path=last, weights_only=True)
+    except torch.cuda.OutOfMemoryError as error:
+        raise DoesNotFit(_what_did_not_fit(recipe, folder, error)) from None
+    checkpoints.finish()
     if trainer.interrupted:
         raise KeyboardInterrupt
     if f"val/{task.score}" not in history.rows[-1]:
@@ -138,13 +163,19 @@ def _start_from(network: nn.Module, path: Path) -> None:
     network.load_state_dict({name: state[name] for name in own if name not in misfits}, strict=False)
 
 
-def _trainer(recipe: Recipe, folder: Path, score: str, callbacks: list[Callback], progress: bool) -> L.Trainer:
+def _what_did_not_fit(recipe: Recipe, folder: Path, error: BaseException) -> str:
+    rest = "--resume goes on from the last checkpoint" if (folder / LAST).exists() else "there is no checkpoint yet"
+    size = f"a step with batch_size {recipe.batch_size} does not fit into the GPU's memory"
+    return f"{size}: give a smaller one; {rest} ({one_line_of(error)})"
+
+
+def _trainer(
+    recipe: Recipe, folder: Path, score: str, callbacks: list[Callback], checkpoints: WholeCheckpoints
+) -> L.Trainer:
     several = recipe.devices * recipe.nodes > 1
     watching: list[Callback] = [StopWhenDiverging(), LearningRateMonitor("step")]
     if recipe.ema is not None:
         watching.append(MovingAverage(recipe.ema))
-    if progress:
-        watching.append(RichProgressBar(refresh_rate=5))
     # Lightning's own save_last follows the best alone.
     keeping = {"save_on_train_epoch_end": True, "enable_version_counter": False}
     best = ModelCheckpoint(folder, Path(BEST).stem, monitor=score, mode="max", **keeping)  # type: ignore[arg-type]
@@ -161,13 +192,14 @@ def _trainer(recipe: Recipe, folder: Path, score: str, callbacks: list[Callback]
         gradient_clip_val=recipe.optimiser.clip,
         callbacks=[*watching, *callbacks, best, last],
         logger=TensorBoardLogger(folder, name="", version=""),
-        plugins=[WholeCheckpoints()],
+        plugins=[checkpoints],
         # On the CPU PyTorch has no synchronised form of the ordinary norms; the coefficients' have one of their own.
         sync_batchnorm=several and recipe.sync_batch_norm and torch.cuda.is_available() and recipe.accelerator != "cpu",
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
-        benchmark=True,
-        enable_progress_bar=progress,
+        benchmark=not recipe.deterministic,
+        deterministic=recipe.deterministic,
+        enable_progress_bar=False,
         enable_model_summary=False,
     )
 
