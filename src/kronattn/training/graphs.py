@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +20,8 @@ log = logging.getLogger(__name__)
 # Kernels are compiled and tuned, and optimisers make their state, in the first calls. The last of them is watched for
 # what a graph could not repeat.
 WARM_UP = 3
+# Kinds of input that have a graph of their own; each holds as much memory as the function takes.
+KINDS_AT_MOST = 2
 
 
 class CannotGoOn(RuntimeError):
@@ -26,48 +30,54 @@ class CannotGoOn(RuntimeError):
     one_line = True
 
 
+class _Graph(NamedTuple):
+    """A captured call: its input and output lie where they were, and each repetition reads and writes them there."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        for place, x in zip(self.inputs, inputs, strict=True):
+            place.copy_(x, non_blocking=True)
+        self.graph.replay()
+        return self.output.clone()
+
+
 class Captured:
     """A function of tensors on a GPU, as a CUDA graph from the fourth call on.
 
     The first calls are ordinary calls and count like all others: nothing is run for warming up alone. Where the
-    function cannot be captured it goes on as it is, and a line in the log says why. Input of another shape than that
-    of the first call runs as it is, too.
+    function cannot be captured it goes on as it is, and a line in the log says why. Input of another shape or dtype has
+    a graph of its own, or none, if there are several such kinds.
 
     Args:
         function: tensors in, a tensor out. It must not ask the device for values, and may change tensors in place;
             those that it makes and keeps are at the same place in every repetition.
         device: the GPU.
-        reason: why it is not to be captured at all, if so.
     """
 
-    def __init__(self, function: Callable[..., Tensor], device: torch.device, reason: str | None = None) -> None:
+    def __init__(self, function: Callable[..., Tensor], device: torch.device) -> None:
         self.function = function
         self.device = device
-        self.reason = reason
-        self._calls = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: tuple[Tensor, ...] = ()
-        self._output: Tensor | None = None
-        self._shapes: list[tuple[torch.Size, torch.dtype]] | None = None
-        if reason is not None:
-            self._say(reason)
+        self.reason: str | None = None
+        self._calls: Counter[tuple[Any, ...]] = Counter()
+        self._graphs: dict[tuple[Any, ...], _Graph] = {}
 
     @property
     def captured(self) -> bool:
-        return self._graph is not None
+        return bool(self._graphs)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        shapes = [(x.shape, x.dtype) for x in inputs]
-        if self._shapes is None:
-            self._shapes = shapes
-        if self.reason is not None or shapes != self._shapes:
+        kind = tuple((x.shape, x.dtype) for x in inputs)
+        if kind in self._graphs:
+            return self._graphs[kind](*inputs)
+        if self.reason is not None or (kind not in self._calls and len(self._calls) == KINDS_AT_MOST):
             return self.function(*inputs)
-        if self._graph is not None:
-            return self._repeat(inputs)
-        if self._calls < WARM_UP:
-            self._calls += 1
-            return self._warm_up(inputs, watch=self._calls == WARM_UP)
-        self._try_to_capture(inputs)
+        if self._calls[kind] < WARM_UP:
+            self._calls[kind] += 1
+            return self._warm_up(inputs, watch=self._calls[kind] == WARM_UP)
+        self._try_to_capture(kind, inputs)
         return self(*inputs)
 
     def _warm_up(self, inputs: tuple[Tensor, ...], watch: bool) -> Tensor:
@@ -79,23 +89,15 @@ class Captured:
             self._say(f"{wait} makes the host wait for the GPU")
         return output
 
-    def _try_to_capture(self, inputs: tuple[Tensor, ...]) -> None:
+    def _try_to_capture(self, kind: tuple[Any, ...], inputs: tuple[Tensor, ...]) -> None:
         places = tuple(x.to(self.device, copy=True) for x in inputs)
         try:
-            self._graph, self._output = _capture(self.function, places)
-            self._inputs = places
+            graph, output = _capture(self.function, places)
         except RuntimeError as error:
             self._say(one_line_of(error))
             self._check_that_draws_work()
-
-    def _repeat(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        assert self._graph is not None
-        assert self._output is not None
-        for place, x in zip(self._inputs, inputs, strict=True):
-            place.copy_(x, non_blocking=True)
-        self._graph.replay()
-        # The next repetition writes over it.
-        return self._output.clone()
+        else:
+            self._graphs[kind] = _Graph(graph, places, output)
 
     def _check_that_draws_work(self) -> None:
         try:

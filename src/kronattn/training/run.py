@@ -68,7 +68,7 @@ def train(
     track: Track = lambda items, description: items,
     callbacks: Sequence[Callback] = (),
     data_module: type[TrainingData] | None = None,
-    cache: Path | None = None,
+    decoded: Path | None = None,
     store: MutableMapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train a network after a recipe.
@@ -81,7 +81,7 @@ def train(
         track: wraps the decoding of images, in a progress bar for instance.
         callbacks: further ones.
         data_module: another way of preparing the data than the task's.
-        cache: a folder for decoded images and compiled code; the recipe's by default.
+        decoded: a folder for decoded images, within the recipe's cache by default.
         store: decoded datasets, for the next run in this process to use again.
 
     Returns:
@@ -92,9 +92,9 @@ def train(
     if last is not None and (result := read_result(folder)) is not None:
         return result
     quiet()
-    cache = cache or (Path(recipe.cache) if recipe.cache else None)
-    if cache is not None:
-        keep_compiled_code(cache)
+    if recipe.cache is not None:
+        keep_compiled_code(Path(recipe.cache))
+        decoded = decoded or Path(recipe.cache) / DECODED
     L.seed_everything(recipe.seed, workers=True, verbose=False)
     task = TASKS[recipe.task]
     data = (data_module or task.data)(
@@ -103,7 +103,7 @@ def train(
         seed=recipe.seed,
         channels_last=recipe.channels_last,
         track=track,
-        cache=cache / DECODED if cache else None,
+        cache=decoded,
         store=store,
     )
     description = task.describe(recipe, data)

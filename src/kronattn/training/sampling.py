@@ -96,7 +96,7 @@ class IndexBatches:
     """The numbers of samples in batches, on a device: an epoch's are brought there at once, and nothing is waited for.
 
     Args:
-        sampler: gives an epoch's numbers in their order.
+        order: gives an epoch's numbers, anew each time that it is iterated over.
         batch_size: how many make a batch.
         device: where they go.
         drop_last: leave out a batch that is not full.
@@ -106,16 +106,16 @@ class IndexBatches:
         [[0, 1], [2, 3], [4]]
     """
 
-    def __init__(self, sampler: Any, batch_size: int, device: torch.device, *, drop_last: bool) -> None:
-        self.sampler = sampler
+    def __init__(self, order: Any, batch_size: int, device: torch.device, *, drop_last: bool) -> None:
+        self.order = order
         self.batch_size = batch_size
         self.device = device
         self.drop_last = drop_last
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.sampler), self.batch_size)
+        whole, rest = divmod(len(self.order), self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 
     def __iter__(self) -> Iterator[tuple[Tensor]]:
-        order = torch.tensor(list(self.sampler), dtype=torch.int64, device=self.device)
-        return ((batch,) for batch in order.split(self.batch_size)[: len(self)])
+        numbers = torch.tensor(list(self.order), dtype=torch.int64, device=self.device)
+        return ((batch,) for batch in numbers.split(self.batch_size)[: len(self)])
