@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import Any, Literal
@@ -55,8 +56,9 @@ class EpochLines(Callback):
         if self.speed.epochs:
             last = self.speed.epochs[-1]
             parts += [f"{last.images_per_second:,.0f} images/s", f"{last.waiting:.1%} waiting for data"]
-        epochs = round(_total_steps(trainer) / trainer.num_training_batches)
-        return f"epoch {trainer.current_epoch + 1} of {epochs}: {', '.join(parts)}, {duration(left)} left"
+        return (
+            f"epoch {trainer.current_epoch + 1} of {_total_epochs(trainer)}: {', '.join(parts)}, {duration(left)} left"
+        )
 
 
 class EpochBar(Callback):
@@ -89,8 +91,7 @@ class EpochBar(Callback):
             if self.speed.epochs:
                 last = self.speed.epochs[-1]
                 speed = f"{last.images_per_second:,.0f} images/s, {last.waiting:.0%} waiting for data"
-            epochs = round(_total_steps(trainer) / trainer.num_training_batches)
-            description = f"Epoch {trainer.current_epoch + 1} of {epochs}"
+            description = f"Epoch {trainer.current_epoch + 1} of {_total_epochs(trainer)}"
             self._bar.update(self._task, completed=trainer.global_step, description=description, speed=speed)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -116,3 +117,8 @@ def duration(seconds: float) -> str:
 
 def _total_steps(trainer: L.Trainer) -> int:
     return trainer.max_steps if trainer.max_steps > 0 else int(trainer.num_training_batches) * (trainer.max_epochs or 0)
+
+
+def _total_epochs(trainer: L.Trainer) -> int:
+    """The last may be cut short, where a run is told its iterations."""
+    return math.ceil(_total_steps(trainer) / trainer.num_training_batches)
