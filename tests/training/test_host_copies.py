@@ -82,3 +82,29 @@ def test_what_went_wrong_is_raised_and_the_older_file_stays(tmp_path, monkeypatc
         checkpoints.finish()
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.ckpt", "last.ckpt"]
+
+
+def test_a_slow_disk_has_the_newest(tmp_path, monkeypatch):
+    """While the first is being written, four more come: the last of them is the next."""
+    started, may_write, written = threading.Event(), threading.Event(), []
+    real = torch.save
+
+    def save(checkpoint, path):
+        started.set()
+        assert may_write.wait(60)
+        written.append(checkpoint["global_step"])
+        real(checkpoint, path)
+
+    monkeypatch.setattr(checkpoints_module.torch, "save", save)
+    checkpoints, weight = WholeCheckpoints(), torch.zeros(2)
+    for step in range(1, 6):
+        weight.fill_(step)
+        checkpoints.save_checkpoint({"global_step": step, "weight": weight}, tmp_path / "last.ckpt")
+        assert started.wait(60)
+    weight.zero_()
+    may_write.set()
+    checkpoints.finish()
+    assert written == [1, 5]
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["weight"].tolist() == [5.0, 5.0]
+    # One that was being written, one that waited, one that was being made.
+    assert len(checkpoints._spare) == 3

@@ -98,10 +98,12 @@ def test_killed_and_resumed(recipe_file, tmp_path, in_memory):
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / "killed" / "result.json").exists()
+    (tmp_path / "killed" / ".last.ckpt.abc").write_text("half of a checkpoint")
     result = train(recipe, folder=tmp_path / "killed", resume=True)
     assert same_weights(tmp_path / "whole", tmp_path / "killed")
     histories = [(tmp_path / name / "history.csv").read_text() for name in ("whole", "killed")]
     assert histories[0] == histories[1]
+    assert not list((tmp_path / "killed").glob(".*"))
     assert result["top1"] == json.loads((tmp_path / "whole" / "result.json").read_text())["top1"]
 
 

@@ -142,6 +142,9 @@ def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
             raise FileExistsError(f"{folder} holds a run already: --resume continues it, --output takes another folder")
         check_resumable(last, recipe.model.name)
     folder.mkdir(parents=True, exist_ok=True)
+    for unfinished in folder.glob(".*.ckpt.*"):
+        # Of a process that was killed while it wrote.
+        unfinished.unlink()
     write_atomically(folder / CONFIG, recipe_yaml(recipe))
     return last if last.exists() else None
 
@@ -209,7 +212,8 @@ def _finish(
 ) -> dict[str, Any]:
     """Write what a finished run leaves: weights, model card, curves and figures, these last."""
     network, task, description = module.network, TASKS[recipe.task], module.description
-    network.to("cpu")
+    write_atomically(folder / HISTORY, _csv(rows))
+    save_model(folder / WEIGHTS, network.to("cpu"), description)
     device = module.trainer.strategy.root_device
     counted = build_model(recipe.model.name, description.options).eval()
     result: dict[str, Any] = {
@@ -227,8 +231,6 @@ def _finish(
         **extra,
         "environment": describe_environment(device),
     }
-    write_atomically(folder / HISTORY, _csv(rows))
-    save_model(folder / WEIGHTS, network, description)
     write_atomically(folder / CARD, model_card(description, recipe, result))
     figure = draw_curves(
         rows, task.score, task.label, title=f"{recipe.model.name} on {recipe.data.name}, seed {recipe.seed}"
