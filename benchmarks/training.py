@@ -1,8 +1,8 @@
 """Training on a GPU from start to weights: python benchmarks/training.py results/training-h200.json --imagenette TARS.
 
 Each part runs `kronattn train` or `kronattn compare` as users do, and takes the wall clock of the whole command.
-`steps` tells where the time of a step goes. The file is written after every part, so that a run that is cut short leaves
-what it has.
+`steps` tells where the time of a step goes. The file is written after every part: a run that is cut short leaves what
+it has.
 """
 
 from __future__ import annotations

@@ -1,16 +1,20 @@
 """What a run tells while it goes on: a line for each epoch, or a bar; and what it says where memory runs out."""
 
+import os
 import re
+import signal
 from dataclasses import replace
 
 import pytest
 import torch
 
 from kronattn.cli import main
+from kronattn.data.datasets import ImageDataset
 from kronattn.training.classifier import Classifier
+from kronattn.training.errors import CannotTrain
 from kronattn.training.halving import in_parts
 from kronattn.training.progress import duration
-from kronattn.training.run import DoesNotFit, train
+from kronattn.training.run import train
 
 
 def test_a_line_for_each_epoch(recipe, tmp_path, capsys):
@@ -57,12 +61,32 @@ class TestMemory:
 
     def test_a_batch_that_does_not_fit_is_one_line(self, recipe, tmp_path, monkeypatch):
         monkeypatch.setattr(Classifier, "losses", self.out_of_memory)
-        with pytest.raises(DoesNotFit) as found:
+        with pytest.raises(CannotTrain) as found:
             train(recipe, folder=tmp_path / "run")
         assert str(found.value) == (
-            "a step with batch_size 8 does not fit into the GPU's memory: give a smaller one; "
+            "a step with batch_size 8 does not fit into the GPU's memory: give a smaller batch_size; "
             "there is no checkpoint yet (CUDA out of memory. Tried to allocate 2 GiB.)"
         )
+
+    def test_other_errors_stay_what_they_are(self, recipe, tmp_path, monkeypatch):
+        def wrong(*arguments):
+            raise RuntimeError("shapes do not match")
+
+        monkeypatch.setattr(Classifier, "losses", wrong)
+        with pytest.raises(RuntimeError, match="^shapes do not match") as found:
+            train(recipe, folder=tmp_path / "run")
+        assert not isinstance(found.value, CannotTrain)
+
+    def test_a_worker_process_that_is_killed(self, recipe, tmp_path, monkeypatch):
+        """As the system does with the largest process when memory runs out."""
+        settings = replace(recipe.data, in_memory="no", workers=1)
+
+        def killed(self, index):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        monkeypatch.setattr(ImageDataset, "__getitem__", killed)
+        with pytest.raises(CannotTrain, match="a process that prepares images was killed.*there is no checkpoint yet"):
+            train(replace(recipe, data=settings), folder=tmp_path / "run")
 
     def test_validation_goes_on_in_halves(self):
         sizes = []

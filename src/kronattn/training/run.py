@@ -26,25 +26,19 @@ from kronattn.training.card import model_card
 from kronattn.training.checkpoints import WholeCheckpoints, check_resumable
 from kronattn.training.compiling import DECODED, compile_mode, keep_compiled_code, steps_on_device
 from kronattn.training.data import Track, TrainingData
+from kronattn.training.errors import explained
 from kronattn.training.figures import draw_curves
-from kronattn.training.graphs import one_line_of
 from kronattn.training.learner import Learner
 from kronattn.training.progress import Progress, progress_callback
 from kronattn.training.recipe import Recipe, recipe_yaml
 from kronattn.training.tasks import TASKS
 
-__all__ = ["DoesNotFit", "quiet", "read_result", "run_folder", "train"]
+__all__ = ["quiet", "read_result", "run_folder", "train"]
 
 CONFIG, HISTORY, RESULT, CURVES = "config.yaml", "history.csv", "result.json", "curves.png"
 # Where networks keep what depends on the number of classes: ours, timm's, the segmenters'.
 _CLASSIFIERS = ("classifier.", "fc.", "head.")
 WEIGHTS, CARD, LAST, BEST = "weights.safetensors", "README.md", "last.ckpt", "best.ckpt"
-
-
-class DoesNotFit(RuntimeError):
-    """A step takes more memory than the device has."""
-
-    one_line = True
 
 
 def run_folder(recipe: Recipe, name: str = "run") -> Path:
@@ -121,8 +115,8 @@ def train(
     module.steps_on_device = data.prepared_in_step = steps_on_device(recipe, trainer.strategy.root_device)
     try:
         trainer.fit(module, data, ckpt_path=last, weights_only=True)
-    except torch.cuda.OutOfMemoryError as error:
-        raise DoesNotFit(_what_did_not_fit(recipe, folder, error)) from None
+    except RuntimeError as error:
+        raise explained(error, recipe, (folder / LAST).exists()) or error from None
     checkpoints.finish()
     if trainer.interrupted:
         raise KeyboardInterrupt
@@ -164,12 +158,6 @@ def _start_from(network: nn.Module, path: Path) -> None:
     if any(not name.startswith(_CLASSIFIERS) for name in misfits):
         raise ValueError(f"{path} does not fit the network: {misfits[0]} is missing or of another shape")
     network.load_state_dict({name: state[name] for name in own if name not in misfits}, strict=False)
-
-
-def _what_did_not_fit(recipe: Recipe, folder: Path, error: BaseException) -> str:
-    rest = "--resume goes on from the last checkpoint" if (folder / LAST).exists() else "there is no checkpoint yet"
-    size = f"a step with batch_size {recipe.batch_size} does not fit into the GPU's memory"
-    return f"{size}: give a smaller one; {rest} ({one_line_of(error)})"
 
 
 def _trainer(
