@@ -8,9 +8,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from kronattn.training import graphs
 from kronattn.training import run as run_module
 from kronattn.training.data import TrainingData
 from kronattn.training.device_step import DeviceStep
+from kronattn.training.learner import Learner
 from kronattn.training.recipe import load_recipe
 from kronattn.training.run import train
 from tests.data.segmentation_folders import write_folder
@@ -158,6 +160,49 @@ def test_where_the_data_lies_makes_no_difference(recipe, tmp_path, on_device):
         train(replace(recipe, epochs=2), folder=tmp_path / name)
     one, other = weights(tmp_path / "device"), weights(tmp_path / "host")
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_lightnings_steps_take_data_from_the_device_too(recipe, tmp_path, on_device):
+    for name, data in (("device", True), ("host", False)):
+        on_device(steps=False, data=data)
+        train(replace(recipe, epochs=2), folder=tmp_path / name)
+    one, other = weights(tmp_path / "device"), weights(tmp_path / "host")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+class Repeated:
+    """What a CUDA graph does, on a CPU: the same function on the same tensors, its output at the same place."""
+
+    def __init__(self, function, places):
+        self.function, self.places = function, places
+        self.output = torch.zeros(2)
+
+    def replay(self):
+        self.output.copy_(self.function(*self.places))
+
+
+def test_a_captured_run(recipe, tmp_path, on_device, monkeypatch):
+    """Numbers of samples, learning rates, shares and draws all reach the steps that are repeated."""
+    on_device()
+    monkeypatch.setattr(Learner, "_captures", lambda self: True)
+    monkeypatch.setattr(graphs, "_on_side_stream", lambda function, inputs, device: function(*inputs))
+    monkeypatch.setattr(graphs, "_watched", lambda function, inputs, device: (function(*inputs), None))
+    made = []
+
+    def capture(function, places):
+        made.append(Repeated(function, places))
+        return made[-1], made[-1].output
+
+    monkeypatch.setattr(graphs, "_capture", capture)
+    train(replace(recipe, batch_size=4), folder=tmp_path / "captured")
+    assert len(made) == 1
+    monkeypatch.setattr(graphs, "KINDS_AT_MOST", 0)
+    train(replace(recipe, batch_size=4), folder=tmp_path / "as it is")
+    assert len(made) == 1
+    one, other = weights(tmp_path / "captured"), weights(tmp_path / "as it is")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    histories = [(tmp_path / name / "history.csv").read_text() for name in ("captured", "as it is")]
+    assert histories[0] == histories[1]
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adamw"])

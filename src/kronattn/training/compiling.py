@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 from kronattn.training.device_step import AUTOCAST
 from kronattn.training.recipe import Recipe
@@ -31,7 +32,7 @@ def steps_on_device(recipe: Recipe, device: torch.device) -> bool:
     if recipe.compile != "auto" or device.type != "cuda":
         return False
     reason = _unsupported_reason(recipe)
-    if reason is not None:
+    if reason is not None and rank_zero_only.rank == 0:
         log.warning("training without CUDA graphs: %s", reason)
     return reason is None
 
