@@ -32,7 +32,7 @@ def steps_on_device(recipe: Recipe, device: torch.device) -> bool:
     if recipe.compile != "auto" or device.type != "cuda":
         return False
     reason = _unsupported_reason(recipe)
-    if reason is not None and rank_zero_only.rank == 0:
+    if reason is not None and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
         log.warning("training without CUDA graphs: %s", reason)
     return reason is None
 
