@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import threading
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from kronattn.cli import main
 from kronattn.data.datasets import ImageDataset
+from kronattn.training.callbacks import Diverged
 from kronattn.training.classifier import Classifier
 from kronattn.training.errors import CannotTrain
 from kronattn.training.halving import in_parts
@@ -38,6 +40,14 @@ def test_a_bar(recipe, tmp_path, capsys):
     shown = capsys.readouterr().err
     assert "Epoch 2 of 2" in shown
     assert "images/s" in shown
+
+
+def test_a_bar_ends_with_an_error(recipe, tmp_path, capsys):
+    before = threading.active_count()
+    with pytest.raises(Diverged):
+        train(replace(recipe, optimiser=replace(recipe.optimiser, lr=1e30)), folder=tmp_path / "run", progress="bar")
+    assert threading.active_count() <= before
+    assert "Epoch 1 of 3" in capsys.readouterr().err
 
 
 def test_the_command_prints_lines_where_nobody_watches(recipe_file, tmp_path, capsys):
