@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 __all__ = ["HostCopies"]
@@ -36,7 +36,7 @@ class HostCopies:
             {'weights': tensor([1., 1.]), 'epoch': 3}
         """
         found: dict[int, Tensor] = {}
-        apply_to_collection(collection, Tensor, lambda tensor: found.setdefault(id(tensor), tensor))
+        _with_tensors(collection, lambda tensor: found.setdefault(id(tensor), tensor))
         copies = {name: tensor.detach().clone() for name, tensor in found.items() if not tensor.is_cuda}
         on_gpu = {name: _dense(tensor.detach()) for name, tensor in found.items() if tensor.is_cuda}
         for dtype in {tensor.dtype for tensor in on_gpu.values()}:
@@ -46,7 +46,7 @@ class HostCopies:
             arrived = torch.cuda.Event()
             arrived.record()
             wait = arrived.synchronize
-        return apply_to_collection(collection, Tensor, lambda tensor: copies[id(tensor)]), wait
+        return _with_tensors(collection, lambda tensor: copies[id(tensor)]), wait
 
     def _transfer(self, tensors: dict[int, Tensor], dtype: torch.dtype) -> dict[int, Tensor]:
         flat = torch.cat([x.as_strided((x.numel(),), (1,)) for x in tensors.values()])
@@ -59,6 +59,21 @@ class HostCopies:
             copies[name] = buffer.as_strided(tensor.shape, tensor.stride(), start)
             start += tensor.numel()
         return copies
+
+
+def _with_tensors(collection: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The collection, its dictionaries and lists made anew, with what the function makes of each tensor."""
+    if isinstance(collection, Tensor):
+        return function(collection)
+    # By exact type: those that are not the ordinary ones stay what they are, and there are thousands to go through.
+    kind = type(collection)
+    if kind is dict:
+        return {key: _with_tensors(value, function) for key, value in collection.items()}
+    if kind is OrderedDict:
+        return OrderedDict((key, _with_tensors(value, function)) for key, value in collection.items())
+    if kind is list or kind is tuple:
+        return kind(_with_tensors(value, function) for value in collection)
+    return collection
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ class Learner(L.LightningModule):
         self.recipe = recipe
         self.description = description
         self.steps_on_device = False
+        self._recipe_text = ""
         self._benchmark = torch.backends.cudnn.benchmark
         self._step: tuple[DeviceStep, Callable[..., Tensor]] | None = None
         self._noted: list[Tensor] = []
@@ -147,7 +148,9 @@ class Learner(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[DESCRIPTION_KEY] = self.description.to_dict()
-        checkpoint["recipe"] = recipe_yaml(self.recipe)
+        # Written out once: it takes longer than all that is left for the host to do between two epochs.
+        self._recipe_text = self._recipe_text or recipe_yaml(self.recipe)
+        checkpoint["recipe"] = self._recipe_text
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # A checkpoint remembers which kernels the optimiser had; those of this run are decided here.
