@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -58,8 +58,10 @@ class WholeCheckpoints(TorchCheckpointIO):
         self._raise_errors(self._pending)
 
     def teardown(self) -> None:
-        # Lightning may be on its way out with another error, which this must not hide.
-        wait(self._pending)
+        # Lightning may be on its way out with another error, which this must not hide: the thread ends, errors are kept.
+        if self._writer is not None:
+            self._writer.shutdown()
+            self._writer = None
 
     def _raise_errors(self, finished: list[Future[None]]) -> None:
         self._pending = [written for written in self._pending if written not in finished]
