@@ -126,6 +126,7 @@ def test_compare(recipe_file, tmp_path, capsys):
     assert found["summary"][1]["difference"]["pairs"] == 2
     assert [row["images_per_second"] for row in found["summary"]] == [None, None]
     assert "<svg" in figure.read_text()
+    assert not list(runs.glob(".*"))
     # Once more: three runs are taken as they are, the fourth is made again, alone, and has a speed.
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("result.json")}
     missing = runs / "kanet_qkv-seed1"

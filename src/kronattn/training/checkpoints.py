@@ -58,7 +58,7 @@ class WholeCheckpoints(TorchCheckpointIO):
         self._raise_errors(self._pending)
 
     def teardown(self) -> None:
-        # Lightning may be on its way out with another error, which this must not hide: the thread ends, errors are kept.
+        # Lightning may be on its way out with another error, which this must not hide: finish raises what went wrong.
         if self._writer is not None:
             self._writer.shutdown()
             self._writer = None

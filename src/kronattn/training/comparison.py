@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -106,14 +107,18 @@ def run_all(
 
 @contextmanager
 def _decoded_together(plans: Sequence[Plan], jobs: int) -> Iterator[Path | None]:
-    """A folder for decoded images that the processes share, for as long as they run; a recipe's cache stays."""
+    """A folder for decoded images that the processes share, for as long as they run; a recipe's cache stays.
+
+    Always the same, so that a comparison that is started again after it was killed finds it, and takes it away.
+    """
     if jobs == 1 or not plans or plans[0].recipe.cache is not None:
         yield None
         return
-    place = plans[0].folder.parent
-    place.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place, prefix=".decoded-") as folder:
-        yield Path(folder)
+    decoded = plans[0].folder.parent / ".decoded"
+    try:
+        yield decoded
+    finally:
+        shutil.rmtree(decoded, ignore_errors=True)
 
 
 def _check_same_recipe(one: Plan) -> None:
