@@ -25,7 +25,7 @@ def train(
     output: Path | None = typer.Option(None, help="The run's folder. Default: runs/RECIPE-MODEL-seedN."),
     resume: bool = typer.Option(False, "--resume", help="Continue the run in its folder, if there is one."),
     skip_bad_images: bool = typer.Option(False, "--skip-bad-images", help="Leave them out and count them."),
-    quiet: bool = typer.Option(False, "--quiet", help="No progress bar."),
+    quiet: bool = typer.Option(False, "--quiet", help="No progress bar, and no line for each epoch."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the summary."),
 ) -> None:
     """Train a network after a recipe; any setting can be changed with key=value or --key value.
@@ -51,7 +51,7 @@ def train(
         recipe,
         folder=folder,
         resume=resume,
-        progress=not quiet and sys.stderr.isatty(),
+        progress=None if quiet else "bar" if sys.stdout.isatty() and sys.stderr.isatty() else "lines",
         track=progress,
     )
     if not result:

@@ -129,7 +129,7 @@ class ScheduleSettings:
     warmup: float = 0.0
 
 
-COMPILE_MODES = ("reduce-overhead", "max-autotune")
+COMPILE_MODES = ("auto", "reduce-overhead", "max-autotune")
 
 
 @dataclass
@@ -149,7 +149,10 @@ class Recipe:
         ema: decay of the weights' moving average, which is what is evaluated and kept; none by default.
         precision: Lightning's: "32-true", "bf16-mixed", "16-mixed".
         channels_last: keep channels side by side in memory.
-        compile: through torch.compile; or one of its modes: "reduce-overhead" where the host is the slower part.
+        compile: "auto": whole steps as CUDA graphs on a GPU, nothing on a CPU; true: through torch.compile, or the name
+            of one of its modes; false: neither.
+        deterministic: only kernels that give the same bits every time, on a GPU too, where that is slower.
+        cache: a folder for what later runs can use again: decoded images, compiled code.
         sync_batch_norm: statistics over all devices' batches.
         validate_every: epochs between validations, each followed by a checkpoint.
         seed: of weights, order and augmentation.
@@ -171,7 +174,9 @@ class Recipe:
     ema: float | None = None
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     channels_last: bool = False
-    compile: bool | str = False
+    compile: bool | str = "auto"
+    deterministic: bool = False
+    cache: str | None = None
     sync_batch_norm: bool = True
     validate_every: int = 1
     seed: int = 0
@@ -190,7 +195,8 @@ class Recipe:
         if self.batch_size % processes:
             raise ValueError(f"batch_size {self.batch_size} must be a multiple of the {processes} devices")
         if isinstance(self.compile, str) and self.compile not in COMPILE_MODES:
-            raise ValueError(f"compile must be true, false, {' or '.join(COMPILE_MODES)}, not {self.compile!r}")
+            modes = f"{', '.join(COMPILE_MODES[:-1])} or {COMPILE_MODES[-1]}"
+            raise ValueError(f"compile must be true, false, {modes}, not {self.compile!r}")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema must lie between 0 and 1, not {self.ema}")
 
@@ -278,10 +284,10 @@ def without_places(recipe: Recipe) -> Recipe:
     """The recipe for others to read: where the data lay and the run went is of no use elsewhere.
 
     Example:
-        >>> without_places(load_recipe(None, ["data.path=here", "output=there"])) == load_recipe(None)
+        >>> without_places(load_recipe(None, ["data.path=here", "output=there", "cache=c"])) == load_recipe(None)
         True
     """
-    return replace(recipe, data=replace(recipe.data, path=None), output=None)
+    return replace(recipe, data=replace(recipe.data, path=None), output=None, cache=None)
 
 
 def _plain(value: Any) -> Any:

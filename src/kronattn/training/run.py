@@ -7,13 +7,13 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 
@@ -24,9 +24,12 @@ from kronattn.nn import synchronise_coefficient_norms
 from kronattn.training.callbacks import History, MovingAverage, Speed, StopWhenDiverging
 from kronattn.training.card import model_card
 from kronattn.training.checkpoints import WholeCheckpoints, check_resumable
+from kronattn.training.compiling import DECODED, compile_mode, keep_compiled_code, steps_on_device
 from kronattn.training.data import Track, TrainingData
+from kronattn.training.errors import explained
 from kronattn.training.figures import draw_curves
 from kronattn.training.learner import Learner
+from kronattn.training.progress import Progress, progress_callback
 from kronattn.training.recipe import Recipe, recipe_yaml
 from kronattn.training.tasks import TASKS
 
@@ -55,10 +58,12 @@ def train(
     *,
     folder: Path | None = None,
     resume: bool = False,
-    progress: bool = False,
+    progress: Progress = None,
     track: Track = lambda items, description: items,
     callbacks: Sequence[Callback] = (),
     data_module: type[TrainingData] | None = None,
+    decoded: Path | None = None,
+    store: MutableMapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train a network after a recipe.
 
@@ -66,10 +71,12 @@ def train(
         recipe: what to do.
         folder: where the run's files go; :func:`run_folder`'s by default.
         resume: continue a run that was interrupted; a finished one is returned as it is.
-        progress: show a progress bar.
+        progress: show a progress bar, or print a line for each epoch.
         track: wraps the decoding of images, in a progress bar for instance.
         callbacks: further ones.
         data_module: another way of preparing the data than the task's.
+        decoded: a folder for decoded images, within the recipe's cache by default.
+        store: decoded datasets, for the next run in this process to use again.
 
     Returns:
         The run's figures, which also go into ``result.json``.
@@ -79,6 +86,9 @@ def train(
     if last is not None and (result := read_result(folder)) is not None:
         return result
     quiet()
+    if recipe.cache is not None:
+        keep_compiled_code(Path(recipe.cache))
+        decoded = decoded or Path(recipe.cache) / DECODED
     L.seed_everything(recipe.seed, workers=True, verbose=False)
     task = TASKS[recipe.task]
     data = (data_module or task.data)(
@@ -87,18 +97,27 @@ def train(
         seed=recipe.seed,
         channels_last=recipe.channels_last,
         track=track,
+        cache=decoded,
+        store=store,
     )
     description = task.describe(recipe, data)
     network = _build_network(recipe, description)
     module = task.module(network, recipe, description)
     history = History(lambda rows: write_atomically(folder / HISTORY, _csv(rows)))
     speed = Speed()
-    trainer = _trainer(recipe, folder, f"val/{task.score}", [history, speed, *callbacks], progress)
+    checkpoints = WholeCheckpoints()
+    watching = [history, speed, *progress_callback(progress, history, speed), *callbacks]
+    trainer = _trainer(recipe, folder, f"val/{task.score}", watching, checkpoints)
     if trainer.world_size > 1 and recipe.sync_batch_norm:
         synchronise_coefficient_norms(network)
-    if recipe.compile:
-        network.compile(dynamic=False, mode=None if recipe.compile is True else recipe.compile)
-    trainer.fit(module, data, ckpt_path=last, weights_only=True)
+    if (mode := compile_mode(recipe)) is not None:
+        network.compile(dynamic=False, mode=None if mode == "default" else mode)
+    module.steps_on_device = data.prepared_in_step = steps_on_device(recipe, trainer.strategy.root_device)
+    try:
+        trainer.fit(module, data, ckpt_path=last, weights_only=True)
+    except RuntimeError as error:
+        raise explained(error, recipe, (folder / LAST).exists()) or error from None
+    checkpoints.finish()
     if trainer.interrupted:
         raise KeyboardInterrupt
     if f"val/{task.score}" not in history.rows[-1]:
@@ -117,6 +136,9 @@ def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
             raise FileExistsError(f"{folder} holds a run already: --resume continues it, --output takes another folder")
         check_resumable(last, recipe.model.name)
     folder.mkdir(parents=True, exist_ok=True)
+    for unfinished in folder.glob(".*.ckpt.*"):
+        # Of a process that was killed while it wrote.
+        unfinished.unlink()
     write_atomically(folder / CONFIG, recipe_yaml(recipe))
     return last if last.exists() else None
 
@@ -138,13 +160,13 @@ def _start_from(network: nn.Module, path: Path) -> None:
     network.load_state_dict({name: state[name] for name in own if name not in misfits}, strict=False)
 
 
-def _trainer(recipe: Recipe, folder: Path, score: str, callbacks: list[Callback], progress: bool) -> L.Trainer:
+def _trainer(
+    recipe: Recipe, folder: Path, score: str, callbacks: list[Callback], checkpoints: WholeCheckpoints
+) -> L.Trainer:
     several = recipe.devices * recipe.nodes > 1
     watching: list[Callback] = [StopWhenDiverging(), LearningRateMonitor("step")]
     if recipe.ema is not None:
         watching.append(MovingAverage(recipe.ema))
-    if progress:
-        watching.append(RichProgressBar(refresh_rate=5))
     # Lightning's own save_last follows the best alone.
     keeping = {"save_on_train_epoch_end": True, "enable_version_counter": False}
     best = ModelCheckpoint(folder, Path(BEST).stem, monitor=score, mode="max", **keeping)  # type: ignore[arg-type]
@@ -161,13 +183,14 @@ def _trainer(recipe: Recipe, folder: Path, score: str, callbacks: list[Callback]
         gradient_clip_val=recipe.optimiser.clip,
         callbacks=[*watching, *callbacks, best, last],
         logger=TensorBoardLogger(folder, name="", version=""),
-        plugins=[WholeCheckpoints()],
+        plugins=[checkpoints],
         # On the CPU PyTorch has no synchronised form of the ordinary norms; the coefficients' have one of their own.
         sync_batchnorm=several and recipe.sync_batch_norm and torch.cuda.is_available() and recipe.accelerator != "cpu",
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
-        benchmark=True,
-        enable_progress_bar=progress,
+        benchmark=not recipe.deterministic,
+        deterministic=recipe.deterministic,
+        enable_progress_bar=False,
         enable_model_summary=False,
     )
 
@@ -177,7 +200,8 @@ def _finish(
 ) -> dict[str, Any]:
     """Write what a finished run leaves: weights, model card, curves and figures, these last."""
     network, task, description = module.network, TASKS[recipe.task], module.description
-    network.to("cpu")
+    write_atomically(folder / HISTORY, _csv(rows))
+    save_model(folder / WEIGHTS, network.to("cpu"), description)
     device = module.trainer.strategy.root_device
     counted = build_model(recipe.model.name, description.options).eval()
     result: dict[str, Any] = {
@@ -195,8 +219,6 @@ def _finish(
         **extra,
         "environment": describe_environment(device),
     }
-    write_atomically(folder / HISTORY, _csv(rows))
-    save_model(folder / WEIGHTS, network, description)
     write_atomically(folder / CARD, model_card(description, recipe, result))
     figure = draw_curves(
         rows, task.score, task.label, title=f"{recipe.model.name} on {recipe.data.name}, seed {recipe.seed}"
