@@ -71,6 +71,10 @@ def run(arguments: Sequence[str]) -> int:
 
 # Which extra brings a package that a sub-command may find missing.
 _EXTRAS = {
+    "demo": ("gradio",),
+    "export": ("onnx", "onnx_ir", "onnxruntime", "onnxscript"),
+    "plots": ("matplotlib",),
+    "timm": ("timm",),
     "train": ("jsonargparse", "lightning", "scipy", "sklearn", "tensorboard", "torchmetrics", "yaml"),
     "vision": ("PIL", "safetensors", "torchvision"),
 }

@@ -35,17 +35,20 @@ def export(
 ) -> None:
     """Write a network as ONNX or as an exported PyTorch program, checked against PyTorch before anything is written.
 
-    With --dynamic it is checked at 224×224, 192×256 and 320×320; a difference above 1e-4 is refused.
+    With --dynamic it is checked at 224×224, 192×256 and 320×320; a difference above 1e-4 of the largest output is
+    refused.
 
     Example: kronattn export kanet_kv --dynamic --output kanet_kv.onnx
     """
-    from kronattn.data.prepare import require_torchvision
-
-    require_torchvision("export")
     from kronattn.export import FORMATS, export_network, find_network
+    from kronattn.export.runtime import require_onnx
+    from kronattn.extras import require_library
 
     if format not in FORMATS:
         raise ValueError(f"--format must be {' or '.join(FORMATS)}, not {format!r}")
+    if format == "onnx":
+        require_onnx()
+    require_library("torchvision", "export", extra="export")
     if int8 is not None and format != "onnx":
         raise ValueError("--int8 is for --format onnx")
     if int8 == "static" and calibrate is None:
