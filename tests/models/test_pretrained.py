@@ -35,7 +35,7 @@ class TestFiles:
         _, description = load_model(name)
         assert card.startswith(f"# {name} on imagenette")
         assert all(class_name in card for class_name in description.classes)
-        for heading in ("validation top-1", "kronattn train --config recipe.yaml", "seed", "torch"):
+        for heading in ("validation top-1", "kronattn train --config config.yaml", "seed", "torch"):
             assert heading in card
         assert "path: null" in card
         assert "output: null" in card

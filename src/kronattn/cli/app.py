@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
     except RuntimeError as error:
         if not getattr(error, "one_line", False):
             raise
-        return _fail(str(error), 1)
+        return _fail(str(error), getattr(error, "exit_code", 1))
     return code if isinstance(code, int) else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def train(
 
     Example: kronattn train --config recipes/digits.yaml --model kanet_qkv --seed 1 epochs=5 optimiser.lr=0.05
     """
+    from kronattn.training.interruption import Interrupted
     from kronattn.training.recipe import load_recipe
     from kronattn.training.run import run_folder
     from kronattn.training.run import train as run
@@ -47,21 +49,27 @@ def train(
         changes.append("data.skip_bad_images=true")
     recipe = load_recipe(config, changes)
     folder = run_folder(recipe, _recipe_name(config))
-    result = run(
-        recipe,
-        folder=folder,
-        resume=resume,
-        progress=not quiet and sys.stderr.isatty(),
-        track=progress,
-    )
+    try:
+        result = run(
+            recipe,
+            folder=folder,
+            resume=resume,
+            progress=not quiet and sys.stderr.isatty(),
+            track=progress,
+        )
+    except (Interrupted, KeyboardInterrupt):
+        raise Interrupted(_how_to_go_on(folder)) from None
     if not result:
         return  # another process of the same run has it
     if json:
         print_json({**result, "folder": str(folder)})
         return
     task = TASKS[recipe.task]
-    reached = f"{task.label} {100 * result[task.score]:.2f}%"
+    reached = f"{task.label} {100 * result[task.score]:.2f}% after the last of {result['epochs']} epochs"
     lines = [f"{result['model']} on {result['data']}, seed {result['seed']}: {reached}"]
+    if result.get("best_epoch", result["epochs"]) != result["epochs"]:
+        best = f"{100 * result[f'best_{task.score}']:.2f}% after epoch {result['best_epoch']}"
+        lines.append(f"Best: {best}, whose weights are weights.safetensors; the last's are weights-last.safetensors")
     if result["images_per_second"]:
         waiting = f"{100 * result['waiting_for_data']:.1f}% of the time waiting for data"
         lines.append(f"{result['images_per_second']:,.0f} images a second in training, {waiting}")
@@ -69,6 +77,15 @@ def train(
         lines.append(f"{result['skipped_images']} bad images left out, such as {result['skipped'][0]}")
     for line in [*lines, f"Run: {folder}"]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _how_to_go_on(folder: Path) -> str:
+    """Where an interrupted run's checkpoint is, and the command that goes on from it."""
+    last = folder / "last.ckpt"
+    if not last.exists():
+        return "interrupted before the first checkpoint: the same command starts again"
+    command = ["kronattn", "train", "--config", str(folder / "config.yaml"), "--output", str(folder), "--resume"]
+    return f"interrupted; the checkpoint is {last}, and this goes on from it: {shlex.join(command)}"
 
 
 def overrides_of(arguments: list[str]) -> list[str]:

@@ -133,7 +133,10 @@ def _evaluate_classifier(network: nn.Module, description: Description, how: _How
 
 
 def _evaluate_segmenter(network: nn.Module, description: Description, how: _How) -> Evaluated:
-    settings = SegmentationData(images=JointSettings(**_colours(description)), **how.reading(description))
+    reading = how.reading(description)
+    # Other kinds of data know their own ignored label.
+    ignored: dict[str, Any] = {"ignore_index": description.ignore_index} if reading["name"] == "folder" else {}
+    settings = SegmentationData(images=JointSettings(**_colours(description), **ignored), **reading)
     classes = len(description.classes)
     module = MaskData(settings, how.batch_size, classes=description.classes, track=how.track, split=how.split)
     examination = SegmentationExamination(network, classes, description.ignore_index, how.pictures)

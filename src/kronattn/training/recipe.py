@@ -192,7 +192,7 @@ class Recipe:
         if isinstance(self.compile, str) and self.compile not in COMPILE_MODES:
             raise ValueError(f"compile must be true, false, {' or '.join(COMPILE_MODES)}, not {self.compile!r}")
         if self.ema is not None and not 0 < self.ema < 1:
-            raise ValueError(f"ema must lie between 0 and 1, not {self.ema}")
+            raise ValueError(f"ema must lie between 0 and 1, both excluded, not {self.ema:g}: ema=null turns it off")
 
 
 @dataclass

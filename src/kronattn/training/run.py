@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import logging
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,20 +14,22 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint, RichProgressBar
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
 from torch import nn
 
-from kronattn.atomic import write_atomically
+from kronattn.atomic import replacing, write_atomically
 from kronattn.measure import count_madd, describe_environment
 from kronattn.models.files import Description, build_model, read_weights, save_model
+from kronattn.models.weights import load_weights, unpack
 from kronattn.nn import synchronise_coefficient_norms
 from kronattn.training.callbacks import History, MovingAverage, Speed, StopWhenDiverging
 from kronattn.training.card import model_card
 from kronattn.training.checkpoints import WholeCheckpoints, check_resumable
 from kronattn.training.data import Track, TrainingData
 from kronattn.training.figures import draw_curves
+from kronattn.training.interruption import interruptible
 from kronattn.training.learner import Learner
+from kronattn.training.progress import EpochBar, TensorBoardCurves
 from kronattn.training.recipe import Recipe, recipe_yaml
 from kronattn.training.tasks import TASKS
 
@@ -35,7 +38,8 @@ __all__ = ["quiet", "read_result", "run_folder", "train"]
 CONFIG, HISTORY, RESULT, CURVES = "config.yaml", "history.csv", "result.json", "curves.png"
 # Where networks keep what depends on the number of classes: ours, timm's, the segmenters'.
 _CLASSIFIERS = ("classifier.", "fc.", "head.")
-WEIGHTS, CARD, LAST, BEST = "weights.safetensors", "README.md", "last.ckpt", "best.ckpt"
+WEIGHTS, LAST_WEIGHTS, CARD = "weights.safetensors", "weights-last.safetensors", "README.md"
+LAST, BEST = "last.ckpt", "best.ckpt"
 
 
 def run_folder(recipe: Recipe, name: str = "run") -> Path:
@@ -98,14 +102,16 @@ def train(
         synchronise_coefficient_norms(network)
     if recipe.compile:
         network.compile(dynamic=False, mode=None if recipe.compile is True else recipe.compile)
-    trainer.fit(module, data, ckpt_path=last, weights_only=True)
-    if trainer.interrupted:
-        raise KeyboardInterrupt
-    if f"val/{task.score}" not in history.rows[-1]:
+    with interruptible(trainer):
+        trainer.fit(module, data, ckpt_path=last, weights_only=True)
+    late = f"val/{task.score}" not in history.rows[-1]
+    if late:
         # The last step was not the end of an epoch that is validated.
         history.rows[-1] |= trainer.validate(module, data, verbose=False)[0]
     if not trainer.is_global_zero:
         return {}
+    if late:
+        _keep_if_best(folder, history.rows, f"val/{task.score}")
     return _finish(recipe, folder, module, history.rows, speed.results() | _skipped(data))
 
 
@@ -138,13 +144,21 @@ def _start_from(network: nn.Module, path: Path) -> None:
     network.load_state_dict({name: state[name] for name in own if name not in misfits}, strict=False)
 
 
+def _keep_if_best(folder: Path, rows: list[dict[str, float]], score: str) -> None:
+    """Make the last checkpoint the best as well, where a validation after training found it so."""
+    if rows[-1][score] > max((row[score] for row in rows[:-1] if score in row), default=float("-inf")):
+        with replacing(folder / BEST) as temporary:
+            temporary.unlink()
+            os.link(folder / LAST, temporary)
+
+
 def _trainer(recipe: Recipe, folder: Path, score: str, callbacks: list[Callback], progress: bool) -> L.Trainer:
     several = recipe.devices * recipe.nodes > 1
     watching: list[Callback] = [StopWhenDiverging(), LearningRateMonitor("step")]
     if recipe.ema is not None:
         watching.append(MovingAverage(recipe.ema))
     if progress:
-        watching.append(RichProgressBar(refresh_rate=5))
+        watching.append(EpochBar(refresh_rate=5))
     # Lightning's own save_last follows the best alone.
     keeping = {"save_on_train_epoch_end": True, "enable_version_counter": False}
     best = ModelCheckpoint(folder, Path(BEST).stem, monitor=score, mode="max", **keeping)  # type: ignore[arg-type]
@@ -160,7 +174,7 @@ def _trainer(recipe: Recipe, folder: Path, score: str, callbacks: list[Callback]
         check_val_every_n_epoch=recipe.validate_every,
         gradient_clip_val=recipe.optimiser.clip,
         callbacks=[*watching, *callbacks, best, last],
-        logger=TensorBoardLogger(folder, name="", version=""),
+        logger=TensorBoardCurves(folder, name="", version=""),
         plugins=[WholeCheckpoints()],
         # On the CPU PyTorch has no synchronised form of the ordinary norms; the coefficients' have one of their own.
         sync_batchnorm=several and recipe.sync_batch_norm and torch.cuda.is_available() and recipe.accelerator != "cpu",
@@ -180,6 +194,8 @@ def _finish(
     network.to("cpu")
     device = module.trainer.strategy.root_device
     counted = build_model(recipe.model.name, description.options).eval()
+    # The weights that are kept under the plain name are those that validated best; what ran to the end is beside them.
+    best = next(row for row in rows if row["epoch"] == unpack(folder / BEST)["epoch"] + 1)
     result: dict[str, Any] = {
         "task": recipe.task,
         "data": recipe.data.name,
@@ -187,7 +203,8 @@ def _finish(
         "seed": recipe.seed,
         "epochs": len(rows),
         **{name.removeprefix("val/"): rows[-1][name] for name in rows[-1] if name.startswith("val/")},
-        f"best_{task.score}": max(row[f"val/{task.score}"] for row in rows if f"val/{task.score}" in row),
+        f"best_{task.score}": best[f"val/{task.score}"],
+        "best_epoch": int(best["epoch"]),
         "train_loss": rows[-1]["train/loss"],
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "madd": count_madd(counted, torch.zeros(1, 3, description.size, description.size)),
@@ -196,8 +213,11 @@ def _finish(
         "environment": describe_environment(device),
     }
     write_atomically(folder / HISTORY, _csv(rows))
-    save_model(folder / WEIGHTS, network, description)
-    write_atomically(folder / CARD, model_card(description, recipe, result))
+    save_model(folder / LAST_WEIGHTS, network, description)
+    load_weights(counted, read_weights(folder / BEST)[0])
+    save_model(folder / WEIGHTS, counted, description)
+    figures = {name.removeprefix("val/"): value for name, value in best.items() if name.startswith("val/")}
+    write_atomically(folder / CARD, model_card(description, recipe, result | figures))
     figure = draw_curves(
         rows, task.score, task.label, title=f"{recipe.model.name} on {recipe.data.name}, seed {recipe.seed}"
     )
