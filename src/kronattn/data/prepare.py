@@ -13,7 +13,7 @@ from kronattn.extras import require_library
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["Seen", "prepare_image", "require_torchvision"]
+__all__ = ["Seen", "prepare_image", "require_torchvision", "seen_part"]
 
 # A photograph of twenty million pixels would take gigabytes of features, and its objects exceed any training crop.
 _LONGEST = 2048
@@ -65,6 +65,22 @@ def prepare_image(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Ten
             pixels = functional.center_crop(pixels, [seen.size, seen.size])
     mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (seen.mean, seen.std))
     return (pixels.float() / 255 - mean) / std
+
+
+def seen_part(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Image.Image:
+    """The part of an image that :func:`prepare_image` takes, at the image's own resolution.
+
+    Example:
+        >>> from PIL import Image
+        >>> from kronattn.models.files import Description
+        >>> seen_part(Image.new("RGB", (320, 640)), Description("kanet_kv", resize=256, size=224)).size
+        (280, 560)
+    """
+    if cut != "centre" or seen.size == seen.resize:
+        return image
+    margin = (1 - seen.size / seen.resize) / 2
+    left, top = round(image.width * margin), round(image.height * margin)
+    return image.crop((left, top, image.width - left, image.height - top))
 
 
 def require_torchvision(wanted_by: str) -> None:
