@@ -1,4 +1,4 @@
-"""A real browser for tests that look at pages: one on the path, or Playwright's own; without any they are skipped, loudly."""
+"""A real browser for tests of pages: one on the path, or Playwright's own; without any they are skipped, loudly."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def viewer():
 
 def test_views(viewer, tmp_path):
     assert (viewer.own, len(viewer.layers)) == ("qkv", 10)
-    seen = viewer.look(str(photo(tmp_path / "a.png", 120, 60)))
+    seen = viewer.look(str(photo(tmp_path / "a.png", 144, 72)))
     assert sum(seen.shares.values()) == pytest.approx(1, abs=1e-5)
     pictures = set()
     for layer in (0, 9):

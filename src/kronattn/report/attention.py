@@ -41,7 +41,7 @@ def build(settings: Settings) -> Content:
     )
     introduction = (
         f"The {_NETWORK} that comes with the package, trained on ten classes of Imagenette, looks at a photograph. "
-        f"{predicted} Kronecker attention gives a weight to each row and each column, and what they imply is their sum; "
-        "regular attention, on the same features, could pick single positions."
+        f"{predicted} Kronecker attention gives a weight to each row and each column, and what they imply is their "
+        "sum; regular attention, on the same features, could pick single positions."
     )
     return Content(introduction, [], [drawing])
