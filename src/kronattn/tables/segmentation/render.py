@@ -53,7 +53,7 @@ def _network_table(counted: Sequence[Counted], ours: Mapping[str, Accuracy], bac
     from_runs = f"the mean of {runs} runs" if runs > 1 else "one run" if runs else "a dash where we have none"
     notes = [
         f"Backbone: {backbone} at output stride {counted[0].stride}. GMAdd: 10⁹ multiply-adds for one image, in "
-        f"evaluation. Grey: as printed, on PASCAL VOC 2012 from weights pretrained on ImageNet and MS-COCO. Blue: ours, "
+        f"evaluation. Grey: as printed, on PASCAL VOC 2012, pretrained on ImageNet and MS-COCO. Blue: ours, "
         f"on CamVid from random weights, with the backbone of recipes/camvid ({from_runs}). The two do not compare with "
         "each other, the rows of each do."
     ]
