@@ -85,7 +85,7 @@ def test_page_is_self_contained(given, capsys):
         (["--layer", "head"], "--layer 'head' is not there"),
         (["--output", "e.jpg"], "--output must end in .png, .svg or .html"),
         (["--weights", "nowhere.safetensors"], "there is no file nowhere.safetensors"),
-        (["--device", "abacus"], "device must be cpu or cuda"),
+        (["--device", "abacus"], "device must be auto, cpu, cuda or mps"),
     ],
 )
 def test_bad_options(given, options, message, capsys):

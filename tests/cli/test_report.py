@@ -135,7 +135,7 @@ def test_nothing_is_cut_off_in_a_browser(made, width, browser):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--device", "abacus"], "device must be cpu or cuda"),
+        (["--device", "abacus"], "device must be auto, cpu, cuda or mps"),
         (["--dtype", "float8"], "dtype must be one of"),
         (["--output", "report.pdf"], "--output must end in .html"),
         (["--output", "/dev/null/report.html"], "/dev/null"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from kronattn.cli.network import WEIGHTS_HELP
 from kronattn.cli.output import check_writable, console, print_json, write_atomically, write_figure
 
 __all__ = ["explain"]
@@ -13,11 +14,13 @@ __all__ = ["explain"]
 
 def explain(
     image: Path = typer.Argument(help="An image file."),
-    weights: str = typer.Option(..., help="A trained network: a file, or the name of one that comes with weights."),
+    weights: str = typer.Option(..., "--weights", "-w", help=WEIGHTS_HELP),
     at: str | None = typer.Option(None, help="The position to look from: x,y in pixels. Default: the centre."),
     layer: str | None = typer.Option(None, help="Attention layers: all, or names or numbers with commas."),
-    output: Path = typer.Option(Path("out/explain.png"), help="Write the picture (.png, .svg) or page (.html) here."),
-    device: str = typer.Option("cpu", help="Where to run: cpu, cuda, cuda:1."),
+    output: Path = typer.Option(
+        Path("out/explain.png"), "--output", "-o", help="Write the picture (.png, .svg) or page (.html) here."
+    ),
+    device: str = typer.Option("auto", help="Where to run: auto, cpu, cuda, cuda:1, mps."),
     json: bool = typer.Option(False, "--json", help="Print the weights as one JSON object too."),
 ) -> None:
     """Draw the row and column weights of a position, and the map they imply, for KAO_KV, KAO_QKV and regular attention.

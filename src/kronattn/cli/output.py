@@ -14,6 +14,8 @@ from rich.progress import track
 from kronattn.atomic import write_atomically
 
 __all__ = [
+    "QUIET_HELP",
+    "be_quiet",
     "check_figure",
     "check_writable",
     "console",
@@ -25,8 +27,19 @@ __all__ = [
 
 Item = TypeVar("Item")
 
+# Of commands that take long.
+QUIET_HELP = "No progress bar."
+_quiet = False
+
 console = Console()
 _progress_console = Console(stderr=True)
+
+
+def be_quiet(wanted: bool) -> bool:
+    """Called with what --quiet says, before a command begins."""
+    global _quiet
+    _quiet = wanted
+    return wanted
 
 
 def print_json(payload: Any) -> None:
@@ -36,7 +49,7 @@ def print_json(payload: Any) -> None:
 
 def progress(items: Sequence[Item], description: str) -> Iterable[Item]:
     """Yield ``items`` behind a progress bar on standard error, so that standard output stays clean."""
-    if not _progress_console.is_terminal:
+    if _quiet or not _progress_console.is_terminal:
         return items
     return track(items, description=description, console=_progress_console)
 

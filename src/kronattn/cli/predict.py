@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kronattn.cli.output import check_writable, console, print_json, progress, write_atomically
+from kronattn.cli.network import WEIGHTS_HELP
+from kronattn.cli.output import QUIET_HELP, be_quiet, check_writable, console, print_json, progress, write_atomically
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -24,12 +25,15 @@ __all__ = ["predict"]
 
 def predict(
     images: list[Path] = typer.Argument(help="Image files, and folders of them."),
-    weights: str = typer.Option(..., help="A trained network: a file, or the name of one that comes with weights."),
+    weights: str = typer.Option(..., "--weights", "-w", help=WEIGHTS_HELP),
     top: int = typer.Option(5, min=1, help="How many classes to give for each image."),
     batch: int = typer.Option(16, min=1, help="Images in a batch."),
-    device: str = typer.Option("auto", help="Where to run: cpu, cuda, cuda:1. Default: a GPU where there is one."),
-    output: Path | None = typer.Option(None, help="Write the predictions into this file, .csv or .json."),
+    device: str = typer.Option("auto", help="Where to run: auto, cpu, cuda, cuda:1, mps."),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", help="Write the predictions into this file, .csv or .json."
+    ),
     overlays: Path = typer.Option(Path("out/overlays"), help="Segmentation: the folder for pictures."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
 ) -> None:
     """Classify images, or segment them and draw the classes over them, as the network's weights say.
@@ -41,8 +45,6 @@ def predict(
     from kronattn.data.prepare import require_torchvision
 
     require_torchvision("predict")
-    import torch
-
     from kronattn.measure import resolve_device
     from kronattn.models.files import load_model
     from kronattn.predict import list_images, predict_files, results_csv, results_json, results_table
@@ -53,7 +55,7 @@ def predict(
             raise ValueError(f"--output must end in .csv or .json, got {output}")
         check_writable(output)
     paths = list_images(images)
-    on = resolve_device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    on = resolve_device(device)
     model, description = load_model(weights)
     segments = description.task == "segmentation"
     if segments:

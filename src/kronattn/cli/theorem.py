@@ -22,7 +22,8 @@ def theorem(
     seed: Annotated[int, typer.Option(help="Seed of the model's parameters and of the samples.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Draw a figure into this file, .png or .svg.", show_default=False)
+        Path | None,
+        typer.Option("--output", "-o", help="Draw a figure into this file, .png or .svg.", show_default=False),
     ] = None,
 ) -> None:
     """Check Theorem 1 and each equation before it: exactly where it can be, by sampling where not.

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import typer
 
-from kronattn.cli.output import console, print_json, progress
+from kronattn.cli.network import accelerator_of
+from kronattn.cli.output import QUIET_HELP, be_quiet, console, print_json, progress
 
 __all__ = ["CONTEXT", "overrides_of", "train"]
 
@@ -22,11 +23,14 @@ def train(
     data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
     model: str | None = typer.Option(None, help="The network: one of ours, or timm/NAME."),
     seed: int | None = typer.Option(None, help="Of weights, order and augmentation."),
+    device: str | None = typer.Option(None, help="Where to run: auto, cpu, cuda, mps. Default: the recipe's."),
     devices: int | None = typer.Option(None, min=1, help="Processes, one for each device."),
-    output: Path | None = typer.Option(None, help="The run's folder. Default: runs/RECIPE-MODEL-seedN."),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", help="The run's folder. Default: runs/RECIPE-MODEL-seedN."
+    ),
     resume: bool = typer.Option(False, "--resume", help="Continue the run in its folder, if there is one."),
     skip_bad_images: bool = typer.Option(False, "--skip-bad-images", help="Leave them out and count them."),
-    quiet: bool = typer.Option(False, "--quiet", help="No progress bar."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the summary."),
 ) -> None:
     """Train a network after a recipe; any setting can be changed with key=value or --key value.
@@ -43,7 +47,14 @@ def train(
     from kronattn.training.tasks import TASKS
 
     changes = overrides_of(context.args)
-    named = {"data.path": data, "model.name": model, "seed": seed, "devices": devices, "output": output}
+    named: dict[str, object] = {
+        "data.path": data,
+        "model.name": model,
+        "seed": seed,
+        "devices": devices,
+        "output": output,
+    }
+    named["accelerator"] = None if device is None else accelerator_of(device)
     changes += [f"{key}={value}" for key, value in named.items() if value is not None]
     if skip_bad_images:
         changes.append("data.skip_bad_images=true")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import nn
 from kronattn.models.deeplab import SEGMENTERS
 from kronattn.models.kanet import VARIANTS, KANet
 from kronattn.models.weights import adapt_first_convolution
+from kronattn.names import near_names
 
 __all__ = [
     "CLASSIFIERS",
@@ -103,13 +103,7 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
 
 def _check_name(name: str) -> None:
     if name not in MODELS:
-        nearest = difflib.get_close_matches(name, MODELS, n=3, cutoff=0.4)
-        hint = f"did you mean {_either(nearest)}?" if nearest else "known are " + ", ".join(MODELS)
-        raise ValueError(f"unknown model {name!r}: {hint}")
-
-
-def _either(names: list[str]) -> str:
-    return " or ".join(repr(name) for name in names)
+        raise ValueError(f"unknown model {name!r}: {near_names(name, MODELS)}")
 
 
 def packaged_names() -> list[str]:

@@ -17,6 +17,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from kronattn.data.joint import JointSettings
 from kronattn.data.transforms import ImageSettings
+from kronattn.names import near_names
 
 __all__ = [
     "RECIPES",
@@ -29,6 +30,7 @@ __all__ = [
     "ScheduleSettings",
     "SegmentationData",
     "SegmentationRecipe",
+    "list_recipes",
     "load_recipe",
     "recipe_path",
     "recipe_yaml",
@@ -261,7 +263,29 @@ def recipe_path(name: str | Path) -> Path:
         shipped = folder / Path(name).with_suffix(".yaml")
         if shipped.exists():
             return shipped
-    raise FileNotFoundError(f"there is no recipe {name}")
+    raise FileNotFoundError(f"there is no recipe {name}: {near_names(str(name), list_recipes())}")
+
+
+def list_recipes() -> dict[str, str]:
+    """The recipes that come with kronattn, by name, each with the comment at its top.
+
+    Example:
+        >>> list_recipes()["digits"].startswith("The embedded default")
+        True
+    """
+    folder = next((folder for folder in _SHIPPED if folder.is_dir()), Path())
+    return {
+        path.relative_to(folder).with_suffix("").as_posix(): _first_comment(path)
+        for path in sorted(folder.rglob("*.yaml"))
+    }
+
+
+def _first_comment(path: Path) -> str:
+    """The comment that a recipe begins with, or the one of the recipe that it extends."""
+    first = path.read_text().splitlines()[0]
+    if first.startswith("extends: "):
+        return _first_comment(path.parent / first.removeprefix("extends: "))
+    return first.removeprefix("# ")
 
 
 def recipe_yaml(recipe: Recipe) -> str:

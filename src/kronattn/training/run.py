@@ -118,6 +118,8 @@ def train(
 def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
     """Make the run's folder, or find the checkpoint to go on from."""
     last = folder / LAST
+    if folder.is_file():
+        raise NotADirectoryError(f"--output {folder} is a file; give the run's folder")
     if last.exists():
         if not resume:
             raise FileExistsError(f"{folder} holds a run already: --resume continues it, --output takes another folder")
