@@ -11,7 +11,10 @@ from kronattn.cli.output import console, print_json
 
 __all__ = ["app", "models", "recipes", "weights"]
 
-app = typer.Typer(no_args_is_help=True, help="What can be asked for by name: networks, recipes, trained weights.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="What can be asked for by name: networks, recipes, trained weights. Example: kronattn list models",
+)
 
 
 @app.callback()

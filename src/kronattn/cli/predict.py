@@ -18,6 +18,7 @@ from kronattn.cli.output import QUIET_HELP, be_quiet, check_writable, console, p
 if TYPE_CHECKING:
     from PIL import Image
 
+    from kronattn.models.files import Description
     from kronattn.predict import Result
 
 __all__ = ["predict"]
@@ -33,6 +34,7 @@ def predict(
         None, "--output", "-o", help="Write the predictions into this file, .csv or .json."
     ),
     overlays: Path = typer.Option(Path("out/overlays"), help="Segmentation: the folder for pictures."),
+    masks: Path = typer.Option(Path("out/masks"), help="Segmentation: the folder for labels, as palette images."),
     quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
 ) -> None:
@@ -59,21 +61,27 @@ def predict(
     model, description = load_model(weights)
     segments = description.task == "segmentation"
     if segments:
-        check_writable(overlays / "overlay.png")
+        for folder in (overlays, masks):
+            check_writable(folder / "picture.png")
     track = partial(progress, description="Predicting")
     results: list[Result] = []
+    written: dict[Path, dict[str, str]] = {}
     for result in predict_files(paths, model, description, top=top, batch=batch, device=on, track=track):
         if result.error and len(paths) == 1:
             raise ValueError(result.error)
         if result.error:
             print(f"kronattn: skipped: {result.error}", file=sys.stderr)
-        if result.picture is not None:
+        if result.picture is not None and result.mask is not None:
             # Numbered, since images in two folders may have one name; and not kept, since there may be thousands.
             name = f"{len(results):04d}-{result.path.stem}.png"
             write_atomically(overlays / name, _png(result.picture))
-            result = replace(result, picture=None)
+            write_atomically(masks / name, _png(result.mask))
+            written[result.path] = {"overlay": str(overlays / name), "mask": str(masks / name)}
+            result = replace(result, picture=None, mask=None)
         results.append(result)
-    found = results_json(results, description)
+    if written:
+        _write_legend(description, overlays, masks)
+    found = results_json(results, description, written)
     if output is not None:
         text = results_csv(results) if output.suffix.lower() == ".csv" else json_module.dumps(found, indent=2) + "\n"
         write_atomically(output, text)
@@ -81,10 +89,36 @@ def predict(
         print_json(found)
     else:
         console.print(to_rich(results_table(results, description), width=console.width))
-        if segments:
-            console.print(f"Overlays: {overlays}", highlight=False, markup=False, soft_wrap=True)
+        if written:
+            _print_legend(description)
+            for what, folder in (("Overlays", overlays), ("Masks", masks)):
+                console.print(f"{what}: {folder}", highlight=False, markup=False, soft_wrap=True)
     if any(result.error for result in results):
         raise typer.Exit(1)
+
+
+def _write_legend(description: Description, overlays: Path, masks: Path) -> None:
+    """What the colours mean: a picture beside the overlays, a text beside the masks, which training could read."""
+    from kronattn.data.mask_classes import classes_text
+    from kronattn.predict import colours_of, draw_legend
+
+    names = description.classes
+    if names:
+        colours = colours_of(description, len(names))
+        write_atomically(overlays / "legend.png", _png(draw_legend(names, colours)))
+        write_atomically(masks / "classes.txt", classes_text(names, colours))
+
+
+def _print_legend(description: Description) -> None:
+    from rich.text import Text
+
+    from kronattn.predict import colours_of
+
+    line = Text()
+    names = description.classes
+    for name, (red, green, blue) in zip(names, colours_of(description, len(names)), strict=True):
+        line.append("■", style=f"rgb({red},{green},{blue})").append(f" {name}  ")
+    console.print(line)
 
 
 def _png(picture: Image.Image) -> bytes:

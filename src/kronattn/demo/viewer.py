@@ -69,8 +69,8 @@ class Viewer:
             output, comparisons = look(self.model, prepare_image(image, self.description, cut=task.cut)[None])
         shown = seen_part(image, self.description, cut=task.cut)
         shown.thumbnail((_SHOWN, _SHOWN))
-        findings, _ = task.interpret(output[0].float().cpu(), shown, self.description, _CLASSES)
-        return Seen(shown, {found.name: found.share for found in findings}, comparisons)
+        found = task.interpret(output[0].float().cpu(), shown, self.description, _CLASSES)
+        return Seen(shown, {one.name: one.share for one in found.classes}, comparisons)
 
     def view(self, seen: Seen, layer: int, mode: str, place: tuple[float, float]) -> tuple[Image.Image, str]:
         """The picture of one layer with one operator, and a line about it."""
