@@ -81,7 +81,10 @@ def test_page_is_self_contained(given, capsys):
     ("options", "message"),
     [
         (["--at", "900,3"], "--at 900,3 is outside the image, which is 90×60"),
-        (["--at", "0,0"], "--at is outside the centre that the network sees, 89% of the image's width and height"),
+        (
+            ["--at", "0,0"],
+            "--at is outside the centre that the network sees, 89% of the image's width and 90% of its height",
+        ),
         (["--layer", "head"], "--layer 'head' is not there"),
         (["--output", "e.jpg"], "--output must end in .png, .svg or .html"),
         (["--weights", "nowhere.safetensors"], "there is no file nowhere.safetensors"),

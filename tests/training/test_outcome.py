@@ -16,8 +16,8 @@ from lightning.pytorch.callbacks import Callback
 from safetensors.torch import load_file
 
 from kronattn.cli import main
+from kronattn.training.bars import EpochBar
 from kronattn.training.evaluation import evaluate
-from kronattn.training.progress import EpochBar
 from kronattn.training.recipe import load_recipe
 from kronattn.training.run import train
 from tests.data.segmentation_folders import write_folder

@@ -58,10 +58,10 @@ def explain(
     model, description = load_model(weights)
     # The pass that kronattn predict makes, and what it sees of the image.
     cut = TASKS[description.task].cut
-    if cut == "centre":
-        place = place_in_part(place, description.size / description.resize)
     prepared = prepare_image(picture, description, cut=cut).unsqueeze(0).to(on)
-    picture = seen_part(picture, description, cut=cut)
+    part = seen_part(picture, description, cut=cut)
+    place = place_in_part(place, (part.width / picture.width, part.height / picture.height))
+    picture = part
     scores, comparisons = look(model.to(on), prepared)
     chosen = choose_layers(comparisons, layer)
     predicted = describe_prediction(scores[0].float().cpu(), description.classes, place)

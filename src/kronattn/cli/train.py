@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -61,13 +64,14 @@ def train(
     recipe = load_recipe(config, changes)
     folder = run_folder(recipe, _recipe_name(config))
     try:
-        result = run(
-            recipe,
-            folder=folder,
-            resume=resume,
-            progress=not quiet and sys.stderr.isatty(),
-            track=progress,
-        )
+        with _nothing_half_written(folder):
+            result = run(
+                recipe,
+                folder=folder,
+                resume=resume,
+                progress=not quiet and sys.stderr.isatty(),
+                track=progress,
+            )
     except (Interrupted, KeyboardInterrupt):
         raise Interrupted(_how_to_go_on(folder)) from None
     if not result:
@@ -88,6 +92,18 @@ def train(
         lines.append(f"{result['skipped_images']} bad images left out, such as {result['skipped'][0]}")
     for line in [*lines, f"Run: {folder}"]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _nothing_half_written(folder: Path) -> Iterator[None]:
+    """Take a new run's folder away again where bad input ends it before its first checkpoint."""
+    new = not folder.exists()
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ModuleNotFoundError):
+        if new and not (folder / "last.ckpt").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _how_to_go_on(folder: Path) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from kronattn.data.images import central_square
 from kronattn.extras import require_library
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class Seen(Protocol):
     def resize(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def keep_aspect(self) -> bool: ...
 
 
 def prepare_image(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Tensor:
@@ -39,8 +42,9 @@ def prepare_image(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Ten
         image: of any size.
         seen: a network's description.
         cut: "centre" scales to resize × resize and takes the centre of size × size, as when the network was
-            evaluated; "whole" scales likewise and keeps everything; "own" takes the image as it is, as segmenters
-            do, scaled down only where a side is longer than 2048.
+            evaluated (of the square in its middle, where the network keeps the aspect); "whole" scales likewise and
+            keeps everything; "own" takes the image as it is, as segmenters do, scaled down only where a side is longer
+            than 2048.
 
     Example:
         >>> from PIL import Image
@@ -52,6 +56,8 @@ def prepare_image(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Ten
     require_torchvision("reading images")
     from torchvision.transforms.v2 import functional
 
+    if cut == "centre" and seen.keep_aspect:
+        image = central_square(image)
     # A network of grey images has one mean.
     pixels = functional.pil_to_tensor(image if len(seen.mean) == 3 else image.convert("L"))
     if cut == "own":
@@ -76,7 +82,11 @@ def seen_part(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Image.I
         >>> seen_part(Image.new("RGB", (320, 640)), Description("kanet_kv", resize=256, size=224)).size
         (280, 560)
     """
-    if cut != "centre" or seen.size == seen.resize:
+    if cut != "centre":
+        return image
+    if seen.keep_aspect:
+        image = central_square(image)
+    if seen.size == seen.resize:
         return image
     margin = (1 - seen.size / seen.resize) / 2
     left, top = round(image.width * margin), round(image.height * margin)

@@ -38,17 +38,19 @@ def grid_position(place: tuple[float, float], grid: Sequence[int]) -> tuple[int,
     return min(int(y * grid[0]), grid[0] - 1), min(int(x * grid[1]), grid[1] - 1)
 
 
-def place_in_part(place: tuple[float, float], part: float) -> tuple[float, float]:
-    """A place on an image as a place on its centre, which is ``part`` as wide and high; outside of it is an error.
+def place_in_part(place: tuple[float, float], part: tuple[float, float]) -> tuple[float, float]:
+    """A place on an image as a place on its centre, which has these parts of its width and height; outside of it is an
+    error.
 
     Example:
-        >>> place_in_part((0.5, 0.25), 0.5)
+        >>> place_in_part((0.5, 0.25), (1.0, 0.5))
         (0.5, 0.0)
     """
-    x, y = ((at - (1 - part) / 2) / part for at in place)
+    x, y = ((at - (1 - share) / 2) / share for at, share in zip(place, part, strict=True))
     if not (0 <= x <= 1 and 0 <= y <= 1):
         raise ValueError(
-            f"--at is outside the centre that the network sees, {part:.0%} of the image's width and height"
+            f"--at is outside the centre that the network sees, {part[0]:.0%} of the image's width and {part[1]:.0%} "
+            "of its height"
         )
     return x, y
 

@@ -45,7 +45,8 @@ class Description:
     """What a trained network is, and what it wants to see.
 
     ``model`` and ``options`` are :func:`kronattn.create_model`'s; an image is scaled to ``resize`` × ``resize``, its
-    centre of ``size`` × ``size`` taken, and normalised with ``mean`` and ``std`` (of values from 0 to 1).
+    centre of ``size`` × ``size`` taken, and normalised with ``mean`` and ``std`` (of values from 0 to 1); with
+    ``keep_aspect`` it is the square in its middle that is scaled.
     ``data`` is the kind of dataset that it was trained on. Segmenters take images of any size; their ``ignore_index``
     is the label of pixels that do not count, and ``palette`` has a colour for each class.
 
@@ -63,6 +64,7 @@ class Description:
     size: int = 224
     task: str = "classification"
     data: str = "folder"
+    keep_aspect: bool = False
     ignore_index: int = 255
     palette: list[list[int]] = field(default_factory=list)
 

@@ -69,7 +69,8 @@ def _prepared(description: Description) -> str:
     if description.task == "segmentation":
         return "An image of any size is taken as it is"
     size, resize = description.size, description.resize
-    return f"An image is scaled to {resize} × {resize}, its centre of {size} × {size} taken"
+    square = "The square in the middle of an image" if description.keep_aspect else "An image"
+    return f"{square} is scaled to {resize} × {resize}, its centre of {size} × {size} taken"
 
 
 def _percent(value: float | None) -> str:

@@ -107,7 +107,12 @@ def evaluate(
 
 
 def _evaluate_classifier(network: nn.Module, description: Description, how: _How) -> Evaluated:
-    images = ImageSettings(resize=description.resize, size=description.size, **_colours(description))
+    seen: dict[str, Any] = {
+        "resize": description.resize,
+        "size": description.size,
+        "keep_aspect": description.keep_aspect,
+    }
+    images = ImageSettings(**seen, **_colours(description))
     settings = ClassificationData(images=images, **how.reading(description))
     examination = Examination(network, len(description.classes))
     module = ImageData(settings, how.batch_size, classes=description.classes, track=how.track, split=how.split)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kronattn.data import augment
-from kronattn.data.classification import LabelledImages, check_same_classes, load_split, with_classes
+from kronattn.data.classification import ImageFiles, LabelledImages, check_same_classes, load_split, with_classes
 from kronattn.data.datasets import DecodedImages, ImageDataset, collate_good, decode_all
 from kronattn.data.transforms import ImageSettings, evaluation_transform, training_transform
 from kronattn.training.data import TrainingData
@@ -36,6 +37,8 @@ class ImageData(TrainingData):
 
     def load(self, split: str) -> LabelledImages:
         found = load_split(self.settings.name, self.settings.path, split)
+        if self.images.keep_aspect and isinstance(found, ImageFiles):
+            found = replace(found, square=True)
         return with_classes(found, self.classes) if self.classes else found
 
     def setup(self, stage: str) -> None:

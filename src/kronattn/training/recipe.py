@@ -48,7 +48,9 @@ class ModelSettings:
     Args:
         name: one of ``kronattn.list_models()``, or ``timm/NAME``.
         options: for ``create_model``; ``num_classes`` comes from the data.
-        weights: a file to start from; the classifier is taken where the number of classes is the same.
+        weights: what to start from: a file, a run's folder, or the name of a network that comes with weights; a file of
+            timm's or torchvision's MobileNetV2 serves, too. The classifier is taken where the number of classes is the
+            same.
     """
 
     name: str = "kanet_kv"
@@ -146,6 +148,7 @@ class Recipe:
         schedule: how the learning rate changes.
         epochs: passes over the data.
         iterations: steps, instead of epochs.
+        freeze_epochs: the first epochs, in which a classifier or a segmenter's head learns alone.
         batch_size: images in a step, over all devices together.
         label_smoothing: share of the target that is spread over all classes.
         ema: decay of the weights' moving average, which is what is evaluated and kept; none by default.
@@ -168,6 +171,7 @@ class Recipe:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     epochs: int = 100
     iterations: int | None = None
+    freeze_epochs: int = 0
     batch_size: int = 256
     label_smoothing: float = 0.0
     ema: float | None = None
@@ -189,6 +193,10 @@ class Recipe:
         if self.iterations is not None and self.iterations < 1:
             raise ValueError(f"iterations must be at least 1, not {self.iterations}")
         processes = self.devices * self.nodes
+        if self.freeze_epochs < 0:
+            raise ValueError(f"freeze_epochs must be at least 0, not {self.freeze_epochs}")
+        if self.freeze_epochs and processes > 1:
+            raise ValueError("freeze_epochs is for one device: several wait for the gradients of every weight")
         if self.batch_size % processes:
             raise ValueError(f"batch_size {self.batch_size} must be a multiple of the {processes} devices")
         if isinstance(self.compile, str) and self.compile not in COMPILE_MODES:

@@ -22,22 +22,23 @@ from kronattn.measure import count_madd, describe_environment
 from kronattn.models.files import Description, build_model, read_weights, save_model
 from kronattn.models.weights import load_weights, unpack
 from kronattn.nn import synchronise_coefficient_norms
+from kronattn.training.bars import EpochBar
 from kronattn.training.callbacks import History, MovingAverage, Speed, StopWhenDiverging
 from kronattn.training.card import model_card
 from kronattn.training.checkpoints import WholeCheckpoints, check_resumable
 from kronattn.training.data import Track, TrainingData
 from kronattn.training.figures import draw_curves
+from kronattn.training.freezing import FreezeBackbone
 from kronattn.training.interruption import interruptible
 from kronattn.training.learner import Learner
-from kronattn.training.progress import EpochBar, TensorBoardCurves
 from kronattn.training.recipe import Recipe, recipe_yaml
+from kronattn.training.start import start_from
 from kronattn.training.tasks import TASKS
+from kronattn.training.tensorboard import TensorBoardCurves
 
 __all__ = ["quiet", "read_result", "run_folder", "train"]
 
 CONFIG, HISTORY, RESULT, CURVES = "config.yaml", "history.csv", "result.json", "curves.png"
-# Where networks keep what depends on the number of classes: ours, timm's, the segmenters'.
-_CLASSIFIERS = ("classifier.", "fc.", "head.")
 WEIGHTS, LAST_WEIGHTS, CARD = "weights.safetensors", "weights-last.safetensors", "README.md"
 LAST, BEST = "last.ckpt", "best.ckpt"
 
@@ -132,18 +133,8 @@ def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
 def _build_network(recipe: Recipe, description: Description) -> nn.Module:
     network = build_model(description.model, description.options)
     if recipe.model.weights is not None:
-        _start_from(network, Path(recipe.model.weights))
+        start_from(network, recipe.model.weights)
     return network.to(memory_format=torch.channels_last) if recipe.channels_last else network
-
-
-def _start_from(network: nn.Module, path: Path) -> None:
-    """Take a file's weights; those of a classifier for other classes are left out."""
-    state, _ = read_weights(path)
-    own = network.state_dict()
-    misfits = [name for name in own if name not in state or state[name].shape != own[name].shape]
-    if any(not name.startswith(_CLASSIFIERS) for name in misfits):
-        raise ValueError(f"{path} does not fit the network: {misfits[0]} is missing or of another shape")
-    network.load_state_dict({name: state[name] for name in own if name not in misfits}, strict=False)
 
 
 def _keep_if_best(folder: Path, rows: list[dict[str, float]], score: str) -> None:
@@ -159,6 +150,8 @@ def _trainer(recipe: Recipe, folder: Path, score: str, callbacks: list[Callback]
     watching: list[Callback] = [StopWhenDiverging(), LearningRateMonitor("step")]
     if recipe.ema is not None:
         watching.append(MovingAverage(recipe.ema))
+    if recipe.freeze_epochs:
+        watching.append(FreezeBackbone(recipe.freeze_epochs))
     if progress:
         watching.append(EpochBar(refresh_rate=5))
     # Lightning's own save_last follows the best alone.

@@ -1,11 +1,10 @@
-"""What is shown and logged while a network trains: Lightning's own, but for two habits."""
+"""The progress bar of training: Lightning's own, but for how it counts."""
 
 from __future__ import annotations
 
 from lightning.pytorch.callbacks import RichProgressBar
-from lightning.pytorch.loggers import TensorBoardLogger
 
-__all__ = ["EpochBar", "TensorBoardCurves"]
+__all__ = ["EpochBar"]
 
 
 class EpochBar(RichProgressBar):
@@ -15,11 +14,3 @@ class EpochBar(RichProgressBar):
         last = self.trainer.max_epochs
         described = f"Epoch {current_epoch + 1}" + (f"/{last}" if last is not None and last > 0 else "")
         return f"{described:{len(self.validation_description)}}"
-
-
-class TensorBoardCurves(TensorBoardLogger):
-    """Without the empty hparams.yaml: a run's config.yaml has everything."""
-
-    def save(self) -> None:
-        if self._experiment is not None:
-            self._experiment.flush()
