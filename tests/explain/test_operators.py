@@ -65,7 +65,9 @@ def test_large_grids_do_without_the_regular_operator(monkeypatch):
     (large,) = compare_operators(KroneckerAttention(8).eval(), torch.randn(1, 8, 4, 6))
     (own,) = compare_operators(DenseAttention(8).eval(), torch.randn(1, 8, 4, 6))
     assert [set(one.calls) for one in (small, large, own)] == [{"kv", "qkv", "regular"}, {"kv", "qkv"}, set(MODES)]
-    figure = draw_layers(Image.new("RGB", (60, 40)), [large], (0.5, 0.5))
+    (single,) = compare_operators(KroneckerAttention(8).eval(), torch.randn(1, 8, 1, 1))
+    assert set(single.calls) == {"kv", "qkv"}
+    figure = draw_layers(Image.new("RGB", (60, 40)), [large, single], (0.5, 0.5))
     assert "left out" in " ".join(text.get_text() for text in figure.findobj(Text))
 
 

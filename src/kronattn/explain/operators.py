@@ -28,7 +28,8 @@ MOST_POSITIONS = 8192
 class Comparison:
     """One layer: what it attends to with each operator, and which of them is the network's own.
 
-    The regular operator is left out of ``calls`` where it is not the network's own and the grid has too many positions.
+    The regular operator is left out of ``calls`` where it is not the network's own and the grid has too many positions,
+    or one alone.
     """
 
     name: str
@@ -96,7 +97,8 @@ def _compare(name: str, layer: GridAttention, arguments: dict[str, Tensor]) -> C
     own = layer.mode if isinstance(layer, KroneckerAttention) else "regular"
     calls = {}
     for mode in MODES:
-        if mode == "regular" and own != "regular" and math.prod(arguments["query"].shape[2:]) > MOST_POSITIONS:
+        # A single position has a single coefficient, of which no batch norm can take statistics.
+        if mode == "regular" != own and not 1 < math.prod(arguments["query"].shape[2:]) <= MOST_POSITIONS:
             continue
         attention = layer if mode == own else _with_operator(layer, mode)
         with record_coefficients(attention) as recorded:
