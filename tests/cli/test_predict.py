@@ -151,6 +151,22 @@ def test_segmentation_writes_overlays_masks_and_a_legend(monkeypatch, tmp_path, 
     assert found["legend"][1] == {"name": "left", "label": 1, "colour": [int(value) for value in names[1][1:]]}
 
 
+@pytest.mark.parametrize("option", ["--overlays", "--masks"])
+def test_a_folder_that_cannot_be_made(monkeypatch, tmp_path, capsys, option):
+    from kronattn.models import files
+    from tests.predict.test_run import _Stripes
+
+    description = files.Description("stripes", {}, ["a", "b", "c", "d"], size=64, task="segmentation")
+    monkeypatch.setattr(files, "load_model", lambda source: (_Stripes(), description))
+    monkeypatch.chdir(tmp_path)
+    image = photo(tmp_path / "a.png", 120, 60)
+    assert main(["predict", str(image), "--weights", "any", option, "/dev/null/x"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"kronattn: error: {option} /dev/null/x")
+    assert err.count("\n") == 1
+    assert not list(tmp_path.rglob("*-a.png"))
+
+
 def test_a_classifier_writes_no_masks(weights, tmp_path, capsys):
     image = photo(tmp_path / "a.png")
     assert main(["predict", str(image), "--weights", weights, "--masks", str(tmp_path / "masks"), "--json"]) == 0

@@ -54,17 +54,17 @@ def progress(items: Sequence[Item], description: str) -> Iterable[Item]:
     return track(items, description=description, console=_progress_console)
 
 
-def check_writable(path: Path) -> Path:
+def check_writable(path: Path, option: str = "--output") -> Path:
     """Refuse an output path that could not be written, before hours of work are spent on filling it."""
     if path.is_dir():
-        raise IsADirectoryError(f"--output {path} is a folder; give the path of a file")
+        raise IsADirectoryError(f"{option} {path} is a folder; give the path of a file")
     folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OSError(f"--output {path}: cannot write into {folder} ({error.strerror})") from None
+        raise OSError(f"{option} {path}: cannot write into {folder} ({error.strerror})") from None
     return path
 
 
@@ -74,7 +74,7 @@ def check_figure(path: Path, option: str = "--output") -> None:
 
     if path.suffix.lower() not in FIGURE_SUFFIXES:
         raise ValueError(f"{option} must end in {' or '.join(FIGURE_SUFFIXES)}, got {path}")
-    check_writable(path)
+    check_writable(path, option)
     require_matplotlib(option)
 
 

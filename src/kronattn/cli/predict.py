@@ -61,8 +61,8 @@ def predict(
     model, description = load_model(weights)
     segments = description.task == "segmentation"
     if segments:
-        for folder in (overlays, masks):
-            check_writable(folder / "picture.png")
+        for option, folder in (("--overlays", overlays), ("--masks", masks)):
+            check_writable(folder / "picture.png", option)
     track = partial(progress, description="Predicting")
     results: list[Result] = []
     written: dict[Path, dict[str, str]] = {}
