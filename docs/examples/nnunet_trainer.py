@@ -1,8 +1,9 @@
 from typing import Any
 
-from nnunet_context import with_context
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from torch import nn
+
+from kronattn.integrations.nnunet import with_context
 
 
 class nnUNetTrainerKronecker(nnUNetTrainer):

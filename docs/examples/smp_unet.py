@@ -1,7 +1,7 @@
 import segmentation_models_pytorch as smp
 from torch import nn
 
-import kronattn  # noqa: F401  timm, and so smp, knows our networks from here on
+import kronattn  # timm, and so smp, knows our networks from here on
 from kronattn.integrations.smp import register
 
 register()
