@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from kronattn.data.images import central_square
 from kronattn.extras import require_library
 
 if TYPE_CHECKING:
@@ -56,6 +55,8 @@ def prepare_image(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Ten
     require_torchvision("reading images")
     from torchvision.transforms.v2 import functional
 
+    from kronattn.data.images import central_square
+
     if cut == "centre" and seen.keep_aspect:
         image = central_square(image)
     # A network of grey images has one mean.
@@ -82,6 +83,8 @@ def seen_part(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Image.I
         >>> seen_part(Image.new("RGB", (320, 640)), Description("kanet_kv", resize=256, size=224)).size
         (280, 560)
     """
+    from kronattn.data.images import central_square
+
     if cut != "centre":
         return image
     if seen.keep_aspect:
