@@ -42,10 +42,12 @@ test-oldest: setup
 	$(BIN)/uv pip install --quiet --python .venv-oldest/bin/python --compile-bytecode --resolution lowest-direct --editable '.[all,dev]'
 	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
 
-# The layer inside MONAI, smp, ultralytics and an nnU-Net, with the real packages, in an environment of their own.
+# The layer inside MONAI, smp, ultralytics and an nnU-Net, with the real packages, in an environment of their own. OpenCV
+# without windows, since its other build does not import on a machine without libGL.
 test-integrations: setup
 	$(BIN)/uv venv --quiet --clear --python $(PYTHON) .venv-integrations
-	$(BIN)/uv pip install --quiet --python .venv-integrations/bin/python --compile-bytecode --constraint constraints.txt --editable '.[all,dev,ultralytics]' dynamic-network-architectures
+	printf 'opencv-python; python_version < "3"\n' > .venv-integrations/overrides.txt
+	$(BIN)/uv pip install --quiet --python .venv-integrations/bin/python --compile-bytecode --constraint constraints.txt --override .venv-integrations/overrides.txt --editable '.[all,dev,ultralytics]' dynamic-network-architectures opencv-python-headless
 	.venv-integrations/bin/python -m pytest tests/integrations
 
 # Every command and snippet of the README and the guide, as a newcomer types them, in an empty folder: minutes.
