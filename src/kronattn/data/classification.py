@@ -122,7 +122,8 @@ def _folder(path: str, split: str) -> ImageFiles:
         return _split_by_us(entries, split, path)
     found = [(placed, entry) for entry in entries if (placed := _class_of(entry.name, split)) is not None]
     if not found:
-        raise ValueError(f"{path} holds no images below {split}/: expected {split}/CLASS/IMAGE{_archives_in(path)}")
+        expected = f"{split}/CLASS/IMAGE or CLASS/IMAGE{_archives_in(path)}"
+        raise ValueError(f"{path} holds no images below {split}/: expected {expected}")
     classes = sorted({name for name, _ in found})
     for folder in list_folders(path):
         empty = _class_of(f"{folder}/.image", split)
