@@ -96,6 +96,8 @@ def test_ctrl_c(recipe_file, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ},
+        # Where tests run in the background, a shell has the signal ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 240
     while not (run / "last.ckpt").exists():

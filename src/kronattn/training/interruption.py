@@ -25,13 +25,13 @@ def interruptible(trainer: L.Trainer) -> Iterator[None]:
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
-    except SystemExit:
-        if not trainer.interrupted:
+    except SystemExit as end:
+        # Others may end a process, too; Lightning does so while it handles Ctrl-C.
+        if not isinstance(end.__context__, KeyboardInterrupt):
             raise
-        raise Interrupted("interrupted") from None
-    finally:
-        # Lightning ignores the signal from the first one on.
-        if trainer.interrupted and handler is not None:
+        if handler is not None:
+            # Lightning ignores the signal from the first one on.
             signal.signal(signal.SIGINT, handler)
+        raise Interrupted("interrupted") from None
     if trainer.interrupted:
         raise Interrupted("interrupted")
