@@ -5,7 +5,6 @@ A new dataset is one function that returns a split of it, and one line in ``DATA
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from PIL import Image
 
 from kronattn.data.archives import Entry, list_files, list_folders
 from kronattn.data.images import central_square, decode_image, is_image_name
+from kronattn.names import near_names
 
 __all__ = ["DATASETS", "LabelledImages", "check_same_classes", "load_split", "with_classes"]
 
@@ -82,9 +82,7 @@ def load_split(name: str, path: str | None, split: str) -> LabelledImages:
         (360, (8, 8))
     """
     if name not in DATASETS:
-        nearest = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else "known are " + ", ".join(DATASETS)
-        raise ValueError(f"unknown dataset {name!r}: {hint}")
+        raise ValueError(f"unknown dataset {name!r}: {near_names(name, DATASETS)}")
     if path is None and name != "digits":
         raise ValueError(f"the dataset {name!r} needs to know where it lies: give --data PATH")
     return DATASETS[name](path or "", split)

@@ -6,7 +6,6 @@ it, and one line in ``DATASETS``.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import re
@@ -22,6 +21,7 @@ from kronattn.data.archives import Entry, list_files
 from kronattn.data.images import BadImage, decode_image, is_image_name
 from kronattn.data.mask_classes import classes_from_masks, classes_text
 from kronattn.data.masks import Colour, Labels, decode_mask, voc_palette
+from kronattn.names import near_names
 
 __all__ = ["CAMVID", "DATASETS", "VOC", "SegmentedImages", "load_segmentation"]
 
@@ -101,9 +101,7 @@ def load_segmentation(
         ValueError: unknown dataset 'vox': did you mean 'voc'?
     """
     if name not in DATASETS:
-        nearest = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else "known are " + ", ".join(DATASETS)
-        raise ValueError(f"unknown dataset {name!r}: {hint}")
+        raise ValueError(f"unknown dataset {name!r}: {near_names(name, DATASETS)}")
     files = {entry.name.replace("\\", "/"): entry for entry in list_files(path)}
     if name == "folder":
         labels = _labels_of(files, classes, ignore_index, str(path))
