@@ -75,7 +75,7 @@ def test_evaluate_on_classes_that_the_network_does_not_know(trained, folder, tmp
         (["--optimiser.lrr", "0.1"], "unknown key 'optimiser.lrr': did you mean 'lr'?"),
         (["--epochs"], "--epochs needs a value"),
         (["surprise"], "expected key=value, got 'surprise'"),
-        (["--model", "kanet_kw"], "unknown model 'kanet_kw': did you mean 'kanet_kv'?"),
+        (["--model", "kanet_kw"], "unknown model 'kanet_kw': did you mean 'kanet_kv'"),
         (["model.options.widht=1"], "widht"),
         (["--data", "nowhere"], "there is no folder or .tar archive 'nowhere'"),
         (["batch_size=0"], "batch_size must be at least 1"),

@@ -31,7 +31,7 @@ def with_settings(recipe_file: Path, *settings: str):
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    first, second = load_file(one / "weights.safetensors"), load_file(other / "weights.safetensors")
+    first, second = (load_file(run / "weights-last.safetensors") for run in (one, other))
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -48,7 +48,7 @@ def test_what_a_run_leaves(recipe, tmp_path):
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
     card = (run / "README.md").read_text()
     assert "kanet_kv" in card
-    assert "kronattn train --config recipe.yaml" in card
+    assert "kronattn train --config config.yaml" in card
     assert str(tmp_path) not in card
     assert "n01440764" in card
     assert result["images_per_second"] > 0
@@ -58,7 +58,7 @@ def test_what_a_run_leaves(recipe, tmp_path):
 def test_every_file_of_a_run_gives_the_same_network(recipe, tmp_path):
     result = train(recipe, folder=tmp_path / "run")
     path = recipe.data.path
-    for name in ("weights.safetensors", "last.ckpt"):
+    for name in ("weights-last.safetensors", "last.ckpt"):
         found = evaluate(tmp_path / "run" / name, path, accelerator="cpu").figures
         assert found["top1"] == pytest.approx(result["top1"])
         assert found["images"] == 6
@@ -114,7 +114,7 @@ def test_validation_now_and_then(recipe, tmp_path):
     assert [bool(row["val/top1"]) for row in rows] == [False, True, False, True, True]
     assert result["top1"] == pytest.approx(float(rows[-1]["val/top1"]))
     found = evaluate(tmp_path / "run" / "weights.safetensors", recipe.data.path, accelerator="cpu").figures
-    assert found["top1"] == pytest.approx(result["top1"])
+    assert found["top1"] == pytest.approx(result["best_top1"])
     assert (tmp_path / "run" / "best.ckpt").exists()
 
 

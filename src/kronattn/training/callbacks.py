@@ -12,6 +12,8 @@ import torch
 from lightning.pytorch.callbacks import Callback, WeightAveraging
 from torch import Tensor, nn
 
+from kronattn.ops.compat import copy_all, lerp_all
+
 __all__ = ["Diverged", "EpochSpeed", "History", "MovingAverage", "Speed", "StopWhenDiverging"]
 
 
@@ -54,13 +56,9 @@ class MovingAverage(WeightAveraging):
             # Once: to find all of a network's tensors takes the host as long as a good part of a step.
             self._tensors = _pairs(self._average_model.module, module)
         (averages, values), counts = self._tensors
-        if isinstance(share, Tensor):
-            torch._foreach_mul_(averages, 1 - share)
-            torch._foreach_add_(averages, torch._foreach_mul(values, share))
-        else:
-            torch._foreach_lerp_(averages, values, share)
+        lerp_all(averages, values, share)
         if counts[0]:
-            torch._foreach_copy_(*counts)
+            copy_all(*counts)
 
     # PyTorch's own update asks the device how many there were, and so waits for the whole step to be done.
     def on_train_batch_end(

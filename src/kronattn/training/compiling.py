@@ -42,6 +42,8 @@ def _unsupported_reason(recipe: Recipe) -> str | None:
         return "gradients of several devices are put together by the host"
     if recipe.precision not in AUTOCAST:
         return f"precision {recipe.precision} decides on the host whether a step counts; bf16-mixed does not"
+    if recipe.freeze_epochs:
+        return "freeze_epochs changes what is learned from one epoch to another"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -33,6 +34,8 @@ class ImageData(TrainingData):
 
     def load(self, split: str) -> LabelledImages:
         found = load_split(self.settings.name, self.settings.path, split)
+        if self.images.keep_aspect and isinstance(found, ImageFiles):
+            found = replace(found, square=True)
         return with_classes(found, self.classes) if self.classes else found
 
     def setup(self, stage: str) -> None:
@@ -86,4 +89,5 @@ class ImageData(TrainingData):
 def _name(images: LabelledImages, size: int, skip_bad: bool) -> str:
     """What decoded images are called in a cache. Those that came as pixels have no files to be known by."""
     entries = images.entries if isinstance(images, ImageFiles) else []
-    return fingerprint(entries, size, skip_bad, images.labels, len(images))
+    square = images.square if isinstance(images, ImageFiles) else True
+    return fingerprint(entries, size, skip_bad, square, images.labels, len(images))

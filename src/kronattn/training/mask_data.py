@@ -45,7 +45,12 @@ class MaskData(TrainingData):
     def load(self, split: str) -> SegmentedImages:
         if self.settings.path is None:
             raise ValueError(f"the dataset {self.settings.name!r} needs to know where it lies: give --data PATH")
-        found = load_segmentation(self.settings.name, self.settings.path, split)
+        ignored = self.settings.images.ignore_index
+        found = load_segmentation(self.settings.name, self.settings.path, split, ignore_index=ignored)
+        if ignored not in (found.labels.ignore_index, JointSettings.ignore_index):
+            raise ValueError(
+                f"data.images.ignore_index is {ignored}, but {self.settings.name} ignores {found.labels.ignore_index}"
+            )
         if self.classes is not None and list(found.labels.classes) != list(self.classes):
             raise ValueError(
                 f"the data's classes are {_some(found.labels.classes)}, but the network's are {_some(self.classes)}"

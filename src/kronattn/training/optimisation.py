@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from kronattn.training.recipe import OptimiserSettings, ScheduleSettings
 
-__all__ = ["build_optimiser", "build_schedule", "learning_rate_factor"]
+__all__ = ["build_optimiser", "build_schedule", "head_of", "learning_rate_factor"]
 
 _WARMUP_START = 0.01
 
@@ -20,7 +20,7 @@ def build_optimiser(network: nn.Module, settings: OptimiserSettings, *, capturab
     """The optimiser of a network's parameters, in groups: those that decay and those that do not, the head's apart
     where it learns at a rate of its own. A ``capturable`` one can be part of a CUDA graph."""
     spared = network.no_weight_decay() if hasattr(network, "no_weight_decay") else set()  # type: ignore[operator]
-    head = _head_of(network) if settings.head_factor != 1 else set()
+    head = head_of(network) if settings.head_factor != 1 else set()
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
@@ -43,12 +43,12 @@ def build_optimiser(network: nn.Module, settings: OptimiserSettings, *, capturab
     )
 
 
-def _head_of(network: nn.Module) -> set[nn.Parameter]:
+def head_of(network: nn.Module, wanted_by: str = "optimiser.head_factor") -> set[nn.Parameter]:
     """What reads the answer off the features: a classifier's last layer (timm's convention), a segmenter's head."""
     find = getattr(network, "get_classifier", None)
     head = find() if find is not None else getattr(network, "head", None)
     if not isinstance(head, nn.Module):
-        raise ValueError(f"optimiser.head_factor needs a network with a head; {type(network).__name__} shows none")
+        raise ValueError(f"{wanted_by} needs a network with a head; {type(network).__name__} shows none")
     return set(head.parameters())
 
 

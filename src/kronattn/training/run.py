@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import logging
+import os
 import warnings
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 
-from kronattn.atomic import write_atomically
+from kronattn.atomic import replacing, write_atomically
 from kronattn.measure import count_madd, describe_environment
 from kronattn.models.files import Description, build_model, read_weights, save_model
+from kronattn.models.weights import load_weights, unpack
 from kronattn.nn import synchronise_coefficient_norms
 from kronattn.training.callbacks import History, MovingAverage, Speed, StopWhenDiverging
 from kronattn.training.card import model_card
@@ -28,17 +29,20 @@ from kronattn.training.compiling import DECODED, compile_mode, keep_compiled_cod
 from kronattn.training.data import Track, TrainingData
 from kronattn.training.errors import explained
 from kronattn.training.figures import draw_curves
+from kronattn.training.freezing import FreezeBackbone
+from kronattn.training.interruption import interruptible
 from kronattn.training.learner import Learner
 from kronattn.training.progress import Progress, progress_callback
 from kronattn.training.recipe import Recipe, recipe_yaml
+from kronattn.training.start import start_from
 from kronattn.training.tasks import TASKS
+from kronattn.training.tensorboard import TensorBoardCurves
 
 __all__ = ["quiet", "read_result", "run_folder", "train"]
 
 CONFIG, HISTORY, RESULT, CURVES = "config.yaml", "history.csv", "result.json", "curves.png"
-# Where networks keep what depends on the number of classes: ours, timm's, the segmenters'.
-_CLASSIFIERS = ("classifier.", "fc.", "head.")
-WEIGHTS, CARD, LAST, BEST = "weights.safetensors", "README.md", "last.ckpt", "best.ckpt"
+WEIGHTS, LAST_WEIGHTS, CARD = "weights.safetensors", "weights-last.safetensors", "README.md"
+LAST, BEST = "last.ckpt", "best.ckpt"
 
 
 def run_folder(recipe: Recipe, name: str = "run") -> Path:
@@ -114,23 +118,29 @@ def train(
         network.compile(dynamic=False, mode=None if mode == "default" else mode)
     module.steps_on_device = data.prepared_in_step = steps_on_device(recipe, trainer.strategy.root_device)
     try:
-        trainer.fit(module, data, ckpt_path=last, weights_only=True)
+        with interruptible(trainer):
+            trainer.fit(module, data, ckpt_path=last, weights_only=True)
     except RuntimeError as error:
         raise explained(error, recipe, (folder / LAST).exists()) or error from None
-    checkpoints.finish()
-    if trainer.interrupted:
-        raise KeyboardInterrupt
-    if f"val/{task.score}" not in history.rows[-1]:
+    finally:
+        # Checkpoints are written by a thread, which an interrupted run has to wait for as well.
+        checkpoints.finish()
+    late = f"val/{task.score}" not in history.rows[-1]
+    if late:
         # The last step was not the end of an epoch that is validated.
         history.rows[-1] |= trainer.validate(module, data, verbose=False)[0]
     if not trainer.is_global_zero:
         return {}
+    if late:
+        _keep_if_best(folder, history.rows, f"val/{task.score}")
     return _finish(recipe, folder, module, history.rows, speed.results() | _skipped(data))
 
 
 def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
     """Make the run's folder, or find the checkpoint to go on from."""
     last = folder / LAST
+    if folder.is_file():
+        raise NotADirectoryError(f"--output {folder} is a file; give the run's folder")
     if last.exists():
         if not resume:
             raise FileExistsError(f"{folder} holds a run already: --resume continues it, --output takes another folder")
@@ -146,18 +156,16 @@ def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
 def _build_network(recipe: Recipe, description: Description) -> nn.Module:
     network = build_model(description.model, description.options)
     if recipe.model.weights is not None:
-        _start_from(network, Path(recipe.model.weights))
+        start_from(network, recipe.model.weights)
     return network.to(memory_format=torch.channels_last) if recipe.channels_last else network
 
 
-def _start_from(network: nn.Module, path: Path) -> None:
-    """Take a file's weights; those of a classifier for other classes are left out."""
-    state, _ = read_weights(path)
-    own = network.state_dict()
-    misfits = [name for name in own if name not in state or state[name].shape != own[name].shape]
-    if any(not name.startswith(_CLASSIFIERS) for name in misfits):
-        raise ValueError(f"{path} does not fit the network: {misfits[0]} is missing or of another shape")
-    network.load_state_dict({name: state[name] for name in own if name not in misfits}, strict=False)
+def _keep_if_best(folder: Path, rows: list[dict[str, float]], score: str) -> None:
+    """Make the last checkpoint the best as well, where a validation after training found it so."""
+    if rows[-1][score] > max((row[score] for row in rows[:-1] if score in row), default=float("-inf")):
+        with replacing(folder / BEST) as temporary:
+            temporary.unlink()
+            os.link(folder / LAST, temporary)
 
 
 def _trainer(
@@ -167,6 +175,8 @@ def _trainer(
     watching: list[Callback] = [StopWhenDiverging(), LearningRateMonitor("step")]
     if recipe.ema is not None:
         watching.append(MovingAverage(recipe.ema))
+    if recipe.freeze_epochs:
+        watching.append(FreezeBackbone(recipe.freeze_epochs))
     # Lightning's own save_last follows the best alone.
     keeping = {"save_on_train_epoch_end": True, "enable_version_counter": False}
     best = ModelCheckpoint(folder, Path(BEST).stem, monitor=score, mode="max", **keeping)  # type: ignore[arg-type]
@@ -182,7 +192,7 @@ def _trainer(
         check_val_every_n_epoch=recipe.validate_every,
         gradient_clip_val=recipe.optimiser.clip,
         callbacks=[*watching, *callbacks, best, last],
-        logger=TensorBoardLogger(folder, name="", version=""),
+        logger=TensorBoardCurves(folder, name="", version=""),
         plugins=[checkpoints],
         # On the CPU PyTorch has no synchronised form of the ordinary norms; the coefficients' have one of their own.
         sync_batchnorm=several and recipe.sync_batch_norm and torch.cuda.is_available() and recipe.accelerator != "cpu",
@@ -200,10 +210,11 @@ def _finish(
 ) -> dict[str, Any]:
     """Write what a finished run leaves: weights, model card, curves and figures, these last."""
     network, task, description = module.network, TASKS[recipe.task], module.description
-    write_atomically(folder / HISTORY, _csv(rows))
-    save_model(folder / WEIGHTS, network.to("cpu"), description)
+    network.to("cpu")
     device = module.trainer.strategy.root_device
     counted = build_model(recipe.model.name, description.options).eval()
+    # The weights that are kept under the plain name are those that validated best; what ran to the end is beside them.
+    best = next(row for row in rows if row["epoch"] == unpack(folder / BEST)["epoch"] + 1)
     result: dict[str, Any] = {
         "task": recipe.task,
         "data": recipe.data.name,
@@ -211,7 +222,8 @@ def _finish(
         "seed": recipe.seed,
         "epochs": len(rows),
         **{name.removeprefix("val/"): rows[-1][name] for name in rows[-1] if name.startswith("val/")},
-        f"best_{task.score}": max(row[f"val/{task.score}"] for row in rows if f"val/{task.score}" in row),
+        f"best_{task.score}": best[f"val/{task.score}"],
+        "best_epoch": int(best["epoch"]),
         "train_loss": rows[-1]["train/loss"],
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "madd": count_madd(counted, torch.zeros(1, 3, description.size, description.size)),
@@ -219,7 +231,12 @@ def _finish(
         **extra,
         "environment": describe_environment(device),
     }
-    write_atomically(folder / CARD, model_card(description, recipe, result))
+    write_atomically(folder / HISTORY, _csv(rows))
+    save_model(folder / LAST_WEIGHTS, network, description)
+    load_weights(counted, read_weights(folder / BEST)[0])
+    save_model(folder / WEIGHTS, counted, description)
+    figures = {name.removeprefix("val/"): value for name, value in best.items() if name.startswith("val/")}
+    write_atomically(folder / CARD, model_card(description, recipe, result | figures))
     figure = draw_curves(
         rows, task.score, task.label, title=f"{recipe.model.name} on {recipe.data.name}, seed {recipe.seed}"
     )
