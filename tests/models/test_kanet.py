@@ -24,6 +24,7 @@ EXACT = {
     "mobilenetv2_kao": (3_462_120, 298_649_632),
     "kanet_kv": (3_449_448, 288_413_728),
     "kanet_qkv": (3_449_448, 281_119_392),
+    "kanet_qkv_as_printed": (3_449_448, 281_119_392),
     "attnnet": (3_449_448, 365_374_304),
     "attnnet_pool": (3_449_448, 300_248_480),
     "kanet_without_kao": (3_458_088, 290_538_368),
@@ -58,6 +59,7 @@ def by_hand(variant: str, size: int = 224) -> tuple[int, int]:
                 tokens, pooled = 2 * size, (-(-size // 2)) ** 2
                 queries, keys = {
                     "kanet_qkv": (tokens, tokens),
+                    "kanet_qkv_as_printed": (tokens, tokens),
                     "attnnet": (size**2, size**2),
                     "attnnet_pool": (size**2, pooled),
                 }.get(variant, (size**2, tokens))

@@ -32,7 +32,7 @@ def test_maps_before_averaging_give_the_same(project, heads, layout, mode):
     for inputs in ((query,), (query, key), (query, key, value)):
         q, k, v = (inputs[0], inputs[-1] if len(inputs) < 3 else inputs[1], inputs[-1])
         q, k, v = mapped(layer.query_map, q), mapped(layer.key_map, k), mapped(layer.value_map, v)
-        operator = attention if mode == "dense" else partial(kronecker_attention, mode=mode)
+        operator = attention if mode == "dense" else partial(kronecker_attention, mode=mode, mean="once")
         expected = operator(q, k, v, num_heads=heads, scale=0.7, backend="reference")
         torch.testing.assert_close(layer(*inputs), expected, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(layer.eval()(*inputs), expected, rtol=1e-10, atol=1e-10)
@@ -47,7 +47,7 @@ def test_norm_inside_the_module(kind, per_key):
     torch.manual_seed(0)
     norm = {"coefficient_norm": "batch_per_key" if per_key else "batch", "grid": (5, 6) if per_key else None}
     if kind in ("kv", "qkv"):
-        layer = KroneckerAttention(4, kind, **norm).double()
+        layer = KroneckerAttention(4, kind, mean="each", **norm).double()
     else:
         layer = DenseAttention(4, pool=2 if kind == "pooled" else None, **norm).double()
     x = torch.randn(3, 4, 5, 6, dtype=torch.float64)

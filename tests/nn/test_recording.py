@@ -60,14 +60,17 @@ def test_coefficients_applied_to_values_are_the_output(kind, options, training):
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_position(kind):
+    printed, kind = kind == "qkv_as_printed", kind.removesuffix("_as_printed")
     layer = layer_of(kind, num_heads=2).eval()
     x = torch.randn(2, 8, 5, 7, dtype=torch.float64)
+    if printed:
+        layer.mean = "each"
     with record_coefficients(layer) as recorded:
         output = layer(x)
     call = recorded[0]
     for y, column in [(0, 0), (3, 5), (-1, -1)]:
         weights = call.at(y, column)
-        assert weights.total == (2 if kind == "qkv" else 1)
+        assert weights.total == (2 if printed else 1)
         torch.testing.assert_close(weights.rows, call.rows[..., y, column])
         torch.testing.assert_close(weights.columns, call.columns[..., y, column])
         totals = torch.full((2, 2), float(weights.total), dtype=torch.float64)

@@ -74,6 +74,12 @@ def test_reasons(gpu, shape, options, expected, reason):
     assert reason in plan.reason
 
 
+def test_maps_to_more_channels_count(gpu):
+    layer, x = KroneckerAttention(64, project="qkv", qk_channels=2048, device="meta"), gpu(2, 64, 14, 14)
+    assert layer._plan(x, x, x).spread == "torch"
+    assert KroneckerAttention(64, out_channels=128, device="meta")._plan(x, x, x).spread == "triton"
+
+
 def test_too_small_a_gpu(gpu, monkeypatch):
     monkeypatch.setattr(planner, "has_room", lambda: False)
     assert stages(gpu(2, 64, 14, 14)) == ("torch", "torch")

@@ -118,6 +118,23 @@ class TestKronecker:
             kronecker_attention(x, mode=mode)
             assert len(calls) == 1
 
+    @pytest.mark.parametrize("axes", [1, 2, 3, 4])
+    def test_the_mean_is_counted_once_or_once_for_each_axis(self, axes):
+        """A constant grid comes out as it is, or as many times as it has axes; differences stay what they are."""
+        x = torch.full((1, 2, *range(2, 2 + axes)), 3.0)
+        torch.testing.assert_close(kronecker_attention(x, mode="qkv", mean="once"), x)
+        torch.testing.assert_close(kronecker_attention(x, mode="qkv", mean="each"), x * axes)
+        x = noise(2, 4, *range(2, 2 + axes))
+        each, once = (kronecker_attention(x, mode="qkv", mean=mean) for mean in ("each", "once"))
+        positions = tuple(range(2, x.dim()))
+        torch.testing.assert_close(once.mean(dim=positions), each.mean(dim=positions) / axes)
+        centred = [y - y.mean(dim=positions, keepdim=True) for y in (each, once)]
+        torch.testing.assert_close(*centred)
+
+    def test_a_mean_that_there_is_not(self):
+        with pytest.raises(ValueError, match="mean must be one of 'each', 'once', not 'twice'"):
+            kronecker_attention(noise(1, 2, 3, 3), mode="qkv", mean="twice")
+
     @pytest.mark.parametrize("mode", MODES)
     def test_large_inputs_do_not_overflow(self, mode):
         for dtype in (torch.float16, torch.float32):

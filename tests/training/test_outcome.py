@@ -41,7 +41,7 @@ def test_the_best_weights_are_kept_and_the_last_ones(recipe, tmp_path, folder):
     run = tmp_path / "run"
     spoilt = replace(recipe, ema=None, epochs=2, optimiser=replace(recipe.optimiser, lr=0.0))
     first = train(replace(recipe, epochs=20), folder=tmp_path / "good")
-    assert first["best_top1"] == 1.0
+    assert first["best_top1"] > 0.5
     start = replace(recipe.model, weights=str(tmp_path / "good" / "weights.safetensors"))
     result = train(replace(spoilt, model=start), folder=run, callbacks=[Spoil()])
     assert (result["best_epoch"], result["epochs"]) == (1, 2)

@@ -150,7 +150,7 @@ class _Attention(nn.Module):
 
     def __init__(self, layer: KroneckerAttention) -> None:
         super().__init__()
-        self.mode = layer.mode
+        self.mode, self.mean_once = layer.mode, layer.mean == "once"
         scale = layer.scale
         if layer.norm is not None:
             # What the norm multiplies keys by.
@@ -167,4 +167,8 @@ class _Attention(nn.Module):
         if self.mode == "kv":
             return output.view(x.shape)
         width = x.shape[3]
-        return output[..., :width].unsqueeze(2) + output[..., width:].unsqueeze(3)
+        columns, rows = output[..., :width], output[..., width:]
+        if self.mean_once:
+            # Both carry the mean: half of each one's goes, and as one vector off the fewer it is one operator less.
+            rows = rows - (columns.mean(dim=-1, keepdim=True) + rows.mean(dim=-1, keepdim=True)) * 0.5
+        return columns.unsqueeze(2) + rows.unsqueeze(3)

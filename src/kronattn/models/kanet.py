@@ -79,6 +79,9 @@ def _attending(module: Callable[..., nn.Module], attention: type[nn.Module], **o
 VARIANTS = {
     "kanet_kv": Variant(BaseSkipModule, _attending(AttnSkipModule, KroneckerAttention, mode="kv")),
     "kanet_qkv": Variant(BaseSkipModule, _attending(AttnSkipModule, KroneckerAttention, mode="qkv")),
+    "kanet_qkv_as_printed": Variant(
+        BaseSkipModule, _attending(AttnSkipModule, KroneckerAttention, mode="qkv", mean="each")
+    ),
     "attnnet": Variant(BaseSkipModule, _attending(AttnSkipModule, DenseAttention)),
     "attnnet_pool": Variant(BaseSkipModule, _attending(AttnSkipModule, DenseAttention, pool=2)),
     "mobilenetv2": Variant(BaseModule, BaseModule),

@@ -13,7 +13,7 @@ from kronattn.nn.plain import is_plain
 from kronattn.ops import matrix_products, stages, torch_backend
 from kronattn.ops.attention import pool_grid
 from kronattn.ops.autocast import without_autocast
-from kronattn.ops.checks import check_mode, check_residual
+from kronattn.ops.checks import check_mean, check_mode, check_residual
 from kronattn.ops.fx import is_captured, leaf_function
 from kronattn.ops.plan import Plan, make_plan
 
@@ -33,6 +33,8 @@ class KroneckerAttention(GridAttention):
         channels: of the input.
         mode: "kv" (every position asks) or "qkv" (rows and columns ask).
         num_heads: divides the channels.
+        mean: how often mode "qkv" counts the mean: "once", as Theorem 1 asks for, or once for "each" axis, as the paper
+            prints it: that multiplies what differs from image to image, and networks of it learn worse.
         project: which of q, k, v get a linear map: "", "v", "qkv", ...
         coefficient_norm: "batch" (one scale for a head's coefficient matrix: any input size), "batch_per_key"
             (needs ``grid``), or None.
@@ -59,6 +61,7 @@ class KroneckerAttention(GridAttention):
         mode: str = "kv",
         *,
         num_heads: int = 1,
+        mean: str = "once",
         project: str = "v",
         coefficient_norm: str | None = "batch",
         scale: float = 1.0,
@@ -69,6 +72,7 @@ class KroneckerAttention(GridAttention):
         dtype: Any = None,
     ) -> None:
         check_mode(mode)
+        check_mean(mean)
         super().__init__(
             channels,
             num_heads=num_heads,
@@ -82,6 +86,7 @@ class KroneckerAttention(GridAttention):
             dtype=dtype,
         )
         self.mode = mode
+        self.mean = mean
 
     def plan(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> Plan:
         """What would run each stage of a call, and why.
@@ -114,14 +119,17 @@ class KroneckerAttention(GridAttention):
             key_tokens = value_tokens = key_tokens.to(query.dtype)
         keys = stages.scaled(map_tokens(self.key_map, key_tokens, query), self.scale, self.num_heads)
         values = map_tokens(self.value_map, value_tokens, query)
-        if map_values is not None:
-            # Traced by itself, the layer has a placeholder here, for what may be given or not.
-            values = optionally(map_values, values) if isinstance(map_values, fx.Proxy) else map_values(values)
         if self.mode == "qkv":
             query_tokens = key_tokens if key_is_query else stages.pool(query, plan)[0]
             mixed = self._mix_tokens(map_tokens(self.query_map, query_tokens, query), keys, values, query)
         else:
             mixed, query = self._mix_positions(query, keys, values, key_tokens if key_is_query else None, plan)
+        if map_values is not None:
+            # After the layer's own modules, as counters of parameters expect. Traced by itself, the layer has a placeholder
+            # here, for what may be given or not.
+            values = mixed.values
+            values = optionally(map_values, values) if isinstance(map_values, fx.Proxy) else map_values(values)
+            mixed = mixed._replace(values=values)
         if self.observer is not None:
             self.observer(self, mixed, query.shape[2:], key.shape[2:])
         residual = check_residual(query if residual_is_query else residual, query, mixed.values)
@@ -133,6 +141,7 @@ class KroneckerAttention(GridAttention):
                 queries, keys, values, plan, num_heads=self.num_heads, key_bias=bias, residual=residual
             )
         tokens = stages.attend_tokens(queries, keys, values, plan, num_heads=self.num_heads, key_bias=bias)
+        tokens = stages.count_mean_once(tokens, query) if self.mean == "once" else tokens
         return stages.spread_tokens(tokens, query, plan, residual=residual)
 
     def _mix_tokens(self, queries: Tensor, keys: Tensor, values: Tensor, like: Tensor) -> Mixed:
@@ -204,11 +213,19 @@ class KroneckerAttention(GridAttention):
         )
 
     def _plan(self, query: Tensor, key: Tensor, value: Tensor) -> Plan:
-        per_key = self.coefficient_norm == "batch_per_key"
-        return make_plan(query, key, value, mode=self.mode, num_heads=self.num_heads, per_key=per_key)
+        return make_plan(
+            query,
+            key,
+            value,
+            mode=self.mode,
+            num_heads=self.num_heads,
+            per_key=self.coefficient_norm == "batch_per_key",
+            channels=max(self.channels, self.qk_channels, self.out_channels),
+        )
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, mode={self.mode!r}"
+        mean = f", mean={self.mean!r}" if self.mode == "qkv" else ""
+        return f"{super().extra_repr()}, mode={self.mode!r}{mean}"
 
 
 class DenseAttention(GridAttention):

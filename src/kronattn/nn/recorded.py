@@ -25,8 +25,9 @@ class PositionWeights:
     For Kronecker attention the axes are the layer's coefficients, one weight a row and one a column, and the map is
     what they imply: a row's weight is spread evenly over its positions, and so is a column's, because their keys and
     values are averages. Nothing is multiplied. For the regular operator the map is the coefficients, and the axes
-    are its sums. The map adds up to ``total``: 1, but in mode "qkv" as many as there are axes, because a position
-    adds up what its row and what its column asked for.
+    are its sums. The map adds up to ``total``: 1, but in mode "qkv" with the mean counted for each axis as many as
+    there are axes, because a position adds up what its row and what its column asked for. With the mean counted once,
+    weights may be negative.
     """
 
     axes: tuple[Tensor, ...]
@@ -61,6 +62,8 @@ class RecordedAttention:
         keys: (N, H, d, n) as columns, with the scale and the norm of the coefficients multiplied in.
         bias: (H, n), added to each key's coefficients before the softmax, or None.
         values: (N, P, n) as columns: averages for Kronecker attention, positions for the regular operator.
+        mean_once: in mode "qkv", whether the mean is counted once; positions then ask for what their averages do, less
+            what all positions ask for on the average.
 
     Example:
         >>> from kronattn.nn import KroneckerAttention
@@ -84,6 +87,8 @@ class RecordedAttention:
         keys: Tensor,
         bias: Tensor | None,
         values: Tensor,
+        *,
+        mean_once: bool = False,
     ) -> None:
         self.name = name
         self.mode = mode
@@ -93,6 +98,7 @@ class RecordedAttention:
         self.keys = keys
         self.bias = bias
         self.values = values
+        self.mean_once = mean_once
 
     @property
     def num_heads(self) -> int:
@@ -123,6 +129,8 @@ class RecordedAttention:
         """Where a position attends: ``at(y, x)`` on an image's grid. Negative indices count from the end."""
         place = self._checked(position)
         weights = self._coefficients(self.queries[..., self._queries_of(place)]).sum(dim=-1)
+        if self.mean_once:
+            weights = weights - self._counted_again()
         axes = tuple(self._by_axis(weights))
         if self.mode == "regular":
             return PositionWeights(axes, weights.unflatten(-1, self.key_grid), 1)
@@ -132,12 +140,14 @@ class RecordedAttention:
             shape = [1] * len(self.key_grid)
             shape[axis] = self.key_grid[axis]
             implied = implied + vector.reshape(*weights.shape[:2], *shape) * (self.key_grid[axis] / positions)
-        return PositionWeights(axes, implied, len(self.grid) if self.mode == "qkv" else 1)
+        return PositionWeights(axes, implied, len(self.grid) if self.mode == "qkv" and not self.mean_once else 1)
 
     def output(self) -> Tensor:
         """(N, P, *grid): the coefficients applied to the values, which is the layer's output without any residual."""
         values = self.values.unflatten(1, (self.num_heads, -1))
         output = (values @ self.coefficients).flatten(1, 2)
+        if self.mean_once:
+            output = output - (values @ self._counted_again().unsqueeze(-1)).flatten(1, 2) / len(self.grid)
         return outer_sum(output, self.grid) if self.mode == "qkv" else output.unflatten(-1, self.grid)
 
     def _coefficients(self, queries: Tensor) -> Tensor:
@@ -150,8 +160,15 @@ class RecordedAttention:
         """(N, H, n, *grid): in mode "qkv", the sum of what a position's averages asked for."""
         if self.mode != "qkv":
             return self.coefficients.unflatten(-1, self.grid)
-        by_head = self.coefficients.flatten(1, 2)
-        return outer_sum(by_head, self.grid).unflatten(1, (self.num_heads, -1))
+        coefficients = self.coefficients
+        if self.mean_once:
+            coefficients = coefficients - self._counted_again().unsqueeze(-1) / len(self.grid)
+        return outer_sum(coefficients.flatten(1, 2), self.grid).unflatten(1, (self.num_heads, -1))
+
+    def _counted_again(self) -> Tensor:
+        """(N, H, n): what the outer sum of all axes counts too often, of every position alike."""
+        parts = self.coefficients.split(self.grid[::-1], dim=-1)
+        return sum(part.mean(dim=-1) for part in parts) * (1 - 1 / len(self.grid))
 
     def _by_axis(self, weights: Tensor) -> list[Tensor]:
         """(N, H, n, ...) to one (N, H, size, ...) for each axis of the keys' grid, first axis first."""

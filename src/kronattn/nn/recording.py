@@ -108,6 +108,7 @@ def _observer(name: str, recording: Recording) -> Callable[[GridAttention, Mixed
                 keys.transpose(1, 2).unflatten(1, heads).to(columns.dtype),
                 bias,
                 values.transpose(1, 2).to(columns.dtype),
+                mean_once=mode == "qkv" and isinstance(layer, KroneckerAttention) and layer.mean == "once",
             )
         )
 

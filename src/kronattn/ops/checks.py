@@ -15,9 +15,11 @@ from kronattn.ops.fx import leaf_function
 
 __all__ = [
     "MAX_AXES",
+    "MEANS",
     "MODES",
     "check_grid_tensor",
     "check_heads",
+    "check_mean",
     "check_mode",
     "check_residual",
     "check_scale",
@@ -27,6 +29,7 @@ __all__ = [
 
 MAX_AXES = 4
 MODES = ("kv", "qkv")
+MEANS = ("each", "once")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -62,6 +65,12 @@ def check_mode(mode: str) -> None:
     """``mode`` is the name of a Kronecker attention operator."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {_listed(MODES)}, not {mode!r}")
+
+
+def check_mean(mean: str) -> None:
+    """``mean`` says how often KAO_QKV counts the mean: once, or once for each axis."""
+    if mean not in MEANS:
+        raise ValueError(f"mean must be one of {_listed(MEANS)}, not {mean!r}")
 
 
 def check_heads(num_heads: int, channels: int, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kronattn.ops import reference, stages
-from kronattn.ops.checks import check_mode, check_triple
+from kronattn.ops.checks import check_mean, check_mode, check_triple
 from kronattn.ops.fx import leaf_function
 from kronattn.ops.plan import make_plan
 
@@ -21,6 +21,7 @@ def kronecker_attention(
     mode: str = "kv",
     num_heads: int = 1,
     scale: float | Tensor = 1.0,
+    mean: str = "each",
     backend: str = "auto",
 ) -> Tensor:
     """Kronecker attention (KAO_KV and KAO_QKV) over a grid of 1 to 4 axes.
@@ -37,6 +38,8 @@ def kronecker_attention(
         num_heads: divides C and P; the channels are split among the heads.
         scale: of the coefficients before the softmax: a number, or a tensor of one element or one for each
             head. The paper's is 1.
+        mean: how often mode "qkv" counts the mean of the values: "each" axis counts it, as in the paper's equation, or
+            it is counted "once", as Theorem 1 asks for. Mode "kv" counts it once in any case.
         backend: "auto" picks the fastest that is known to support the input; "torch", "triton" (fused GPU kernels) or
             "reference" by name.
 
@@ -52,10 +55,11 @@ def kronecker_attention(
         torch.Size([2, 8, 4, 14, 14])
     """
     check_mode(mode)
+    check_mean(mean)
     query, key, value = check_triple(query, key, value, num_heads, scale)
     plan = make_plan(query, key, value, mode=mode, num_heads=num_heads, backend=backend)
     if plan.spread == "reference":
-        return reference.kronecker_attention(query, key, value, mode=mode, num_heads=num_heads, scale=scale)
+        return reference.kronecker_attention(query, key, value, mode=mode, num_heads=num_heads, scale=scale, mean=mean)
     key_is_query, value_is_key = key is query, value is key
     key_tokens, key = stages.pool(key, plan)
     query = key if key_is_query else query
@@ -65,4 +69,5 @@ def kronecker_attention(
         return stages.spread(query, keys, values, plan, num_heads=num_heads)
     queries = key_tokens if key_is_query else stages.pool(query, plan)[0]
     tokens = stages.attend_tokens(queries, keys, values, plan, num_heads=num_heads)
+    tokens = stages.count_mean_once(tokens, query) if mean == "once" else tokens
     return stages.spread_tokens(tokens, query, plan)

@@ -108,6 +108,7 @@ def make_plan(
     num_heads: int = 1,
     backend: str = "auto",
     per_key: bool = False,
+    channels: int | None = None,
 ) -> Plan:
     """The plan for checked tensors.
 
@@ -119,12 +120,14 @@ def make_plan(
         num_heads: of the attention.
         backend: "auto" or one of ``BACKENDS``. A backend that cannot run is refused, with the reason.
         per_key: every key has a norm of its own.
+        channels: the most that queries, keys or values have once they are mapped; those of query and value by default.
     """
     if backend not in ("auto", *BACKENDS):
         known = ", ".join(repr(known) for known in ("auto", *BACKENDS))
         raise ValueError(f"backend must be one of {known}, not {backend!r}")
     if backend == "auto":
-        plan = _automatic(query, key, value, mode, num_heads, per_key)
+        widest = max(channels or 0, query.shape[1], value.shape[1])
+        plan = _automatic(query, key, value, mode, num_heads, per_key, widest)
         overridden = _overridden()
         return replace(plan, reason="overridden", **dict(overridden)) if overridden else plan
     if backend == "triton":
@@ -134,7 +137,9 @@ def make_plan(
     return Plan(backend, backend, "asked for by name")
 
 
-def _automatic(query: Tensor, key: Tensor, value: Tensor, mode: str, num_heads: int, per_key: bool) -> Plan:
+def _automatic(
+    query: Tensor, key: Tensor, value: Tensor, mode: str, num_heads: int, per_key: bool, channels: int
+) -> Plan:
     if query.device.type != "cuda":
         return Plan("torch", "torch", f"query is on {query.device.type}: the kernels need a CUDA device")
     if query.dtype not in _HALF:
@@ -143,12 +148,12 @@ def _automatic(query: Tensor, key: Tensor, value: Tensor, mode: str, num_heads: 
     if query.dim() != 4 or key.dim() != 4:
         return Plan("torch", "torch", "grids of other than two axes have not been measured on the kernels")
     # Channels are averaged each by itself, so there may be any number of them.
-    reason = kernels_unsupported_reason(query, key, value, query.shape[1])
+    reason = kernels_unsupported_reason(query, key, value, channels)
     if reason is None and not has_room():
         reason = "the GPU has too little shared memory for the kernels' blocks"
     if reason is not None:
         return Plan("torch", "torch", reason)
-    head = query.shape[1] // num_heads
+    head = channels // num_heads
     if head <= _WIDEST_FAST_HEAD:
         return Plan("triton", "triton", f"half precision, two axes, {head} channels a head")
     if mode == "qkv" or (num_heads == 1 and not per_key and _is_small(query, key)):

@@ -78,8 +78,13 @@ def kronecker_attention(
     mode: str = "kv",
     num_heads: int = 1,
     scale: float | Tensor = 1.0,
+    mean: str = "each",
 ) -> Tensor:
-    """KAO_KV: attn(X, C, C). KAO_QKV: attn(C, C, C), and the outer sum of what comes out."""
+    """KAO_KV: attn(X, C, C). KAO_QKV: attn(C, C, C), and the outer sum of what comes out.
+
+    Each axis's part of that sum carries the mean of the whole. With ``mean="once"``, y = Σ (tₐ - (1 - 1/d)·mean(tₐ))
+    over the d axes: what Theorem 1 asks for.
+    """
     dtype, grid = query.dtype, query.shape[2:]
     if dtype in (torch.float16, torch.bfloat16):
         query, key, value = query.float(), key.float(), value.float()
@@ -87,4 +92,8 @@ def kronecker_attention(
     if mode == "kv":
         return attention(query, key, value, num_heads=num_heads, scale=scale).to(dtype)
     tokens = attention(axis_averages(query), key, value, num_heads=num_heads, scale=scale)
+    if mean == "once":
+        parts = tokens.split(list(reversed(grid)), dim=-1)
+        excess = 1 - 1 / len(grid)
+        tokens = torch.cat([part - excess * part.mean(dim=-1, keepdim=True) for part in parts], dim=-1)
     return outer_sum(tokens, grid).to(dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from kronattn.ops import matrix_products, torch_backend
@@ -21,6 +22,7 @@ from kronattn.ops.torch_backend import scaled
 
 __all__ = [
     "attend_tokens",
+    "count_mean_once",
     "moments_of_positions",
     "moments_of_tokens",
     "pool",
@@ -99,6 +101,21 @@ def attend_tokens(
             tokens = operators.spread(queries.transpose(1, 2), keys, values, num_heads=num_heads, key_bias=key_bias)
             return tokens.transpose(1, 2)
         return _implementation(plan.spread).attend_tokens(queries, keys, values, num_heads=num_heads, key_bias=key_bias)
+
+
+@leaf_function
+def count_mean_once(tokens: Tensor, like: Tensor) -> Tensor:
+    """(N, sum(grid), P) tokens of ``like``'s grid whose outer sum has their mean once, not once for each axis.
+
+    Every axis's tokens average to the mean of the whole, so their sum over d axes counts it d times: each axis gives
+    up all but 1/d of its mean.
+    """
+    grid = like.shape[2:]
+    if len(grid) == 1:
+        return tokens
+    parts = tokens.split(list(reversed(grid)), dim=1)
+    excess = 1 - 1 / len(grid)
+    return torch.cat([torch.sub(part, part.mean(dim=1, keepdim=True), alpha=excess) for part in parts], dim=1)
 
 
 @leaf_function
