@@ -69,7 +69,8 @@ def test_lora_learns_and_merges(name, training):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_eight_bits_by_torchao(name):
-    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed: make test-integrations")
+    reason = "torchao is not installed: make test-integrations"
+    quantization = pytest.importorskip("torchao.quantization", reason=reason)
     model = build(name)
     for module in model.modules():
         if hasattr(module, "running_mean"):
