@@ -59,13 +59,13 @@ def call_launchers(modules):
     # A strip of rows for each of several programs, and tiles that cut rows.
     pool(grid(1, 64, 512, 512), 512, 512)
     for channels, concat in ((32, 16), (160, None)):
-        x = grid(512, channels, 14, 14)
+        x, clamp = grid(512, channels, 14, 14), (0.0, 6.0, concat is None)
         others = None if concat is None else grid(512, concat, 14, 14)
         weight, batches = torch.empty(channels), torch.zeros((), dtype=torch.int64)
+        norm.batch_norm_act(x, others, weight, weight, weight, weight, 1e-5, clamp)
         statistics = weight, weight, batches, 0.1, 1e-5
-        norm._apply(x, others, weight, weight, weight, weight, 1e-5, (0.0, 6.0, True), is_variance=True)
-        norm._forward(x, others, weight, weight, statistics, (0.0, 6.0, True))
-        norm._backward(x, x, weight, weight, weight, weight, (0.0, 6.0, concat is None))
+        y = norm.batch_norm_act_in_training(x.requires_grad_(), others, weight, weight, statistics, clamp)
+        y.backward(torch.empty_like(y))
 
 
 def source_of(kernel, args):
