@@ -44,7 +44,8 @@ test-oldest: setup
 
 # Other packages with our networks and layers in them: frameworks (MONAI, smp, ultralytics, an nnU-Net) and tools, in an
 # environment of their own. OpenCV without windows, since its other build does not import on a machine without libGL.
-INTEGRATIONS := dynamic-network-architectures opencv-python-headless peft torchao thop torchinfo
+# thop is ultralytics' own, which comes with it: the original has the same files.
+INTEGRATIONS := dynamic-network-architectures opencv-python-headless peft torchao torchinfo
 
 test-integrations: setup
 	$(BIN)/uv venv --quiet --clear --python $(PYTHON) .venv-integrations

@@ -92,15 +92,16 @@ def test_thop_counts_every_parameter(name):
     thop = pytest.importorskip("thop", reason="thop is not installed: make test-integrations")
     model = build(name).eval()
     norms = [module for module in model.modules() if isinstance(module, CoefficientNorm)]
-    expected = count([model]) - count(norms)
-    # thop has no rule for our norm of the coefficients and takes it for nothing: one number a head.
+    total = count([model])
     assert count(norms) == len(norms) > 0
     macs, parameters = thop.profile(model, inputs=(image(),), verbose=False)
-    assert parameters == expected
-    # Given a rule, it finds these too: the norm is called.
+    # Neither has a rule for our norm of the coefficients, one number a head. ultralytics' thop counts the parameters of
+    # what it has no rule for; the original, which goes by the same name, leaves them out and counts everything else.
+    assert parameters in (total, total - count(norms))
+    # Given a rule, both find these too: the norm is called.
     rules = {CoefficientNorm: lambda *_: None}
     macs_with_rule, parameters = thop.profile(build(name).eval(), inputs=(image(),), custom_ops=rules, verbose=False)
-    assert parameters == count([model])
+    assert parameters == total
     assert macs_with_rule == macs > 0
 
 
