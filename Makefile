@@ -42,12 +42,15 @@ test-oldest: setup
 	$(BIN)/uv pip install --quiet --python .venv-oldest/bin/python --compile-bytecode --resolution lowest-direct --editable '.[all,dev]'
 	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
 
-# The layer inside MONAI, smp, ultralytics and an nnU-Net, with the real packages, in an environment of their own. OpenCV
-# without windows, since its other build does not import on a machine without libGL.
+# Other packages with our networks and layers in them: frameworks (MONAI, smp, ultralytics, an nnU-Net) and tools, in an
+# environment of their own. OpenCV without windows, since its other build does not import on a machine without libGL.
+# thop is ultralytics' own, which comes with it: the original has the same files.
+INTEGRATIONS := dynamic-network-architectures opencv-python-headless peft torchao torchinfo
+
 test-integrations: setup
 	$(BIN)/uv venv --quiet --clear --python $(PYTHON) .venv-integrations
 	printf 'opencv-python; python_version < "3"\n' > .venv-integrations/overrides.txt
-	$(BIN)/uv pip install --quiet --python .venv-integrations/bin/python --compile-bytecode --constraint constraints.txt --override .venv-integrations/overrides.txt --editable '.[all,dev,ultralytics]' dynamic-network-architectures opencv-python-headless
+	$(BIN)/uv pip install --quiet --python .venv-integrations/bin/python --compile-bytecode --constraint constraints.txt --override .venv-integrations/overrides.txt --editable '.[all,dev,ultralytics]' $(INTEGRATIONS)
 	.venv-integrations/bin/python -m pytest tests/integrations
 
 # Every command and snippet of the README and the guide, as a newcomer types them, in an empty folder: minutes.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import kronattn
 
 SOURCE = Path(kronattn.__file__).parent
+CONTRIBUTING = Path(__file__).resolve().parent.parent / "CONTRIBUTING.md"
 
-# CONTRIBUTING's list: each may import those before it.
+# Each may import those before it.
 ROOMS = [
     "version",
     "names",
@@ -29,6 +31,7 @@ ROOMS = [
     "bench",
     "demo",
     "report",
+    "integrations",
     "cli",
 ]
 
@@ -61,7 +64,20 @@ def room_of(name: str) -> str:
 
 def test_every_room_is_listed():
     rooms = {path.stem if path.is_file() else path.name for path in SOURCE.iterdir() if path.name[0] not in "_."}
-    assert rooms - {"weights", "recipes", "py"} <= {*ROOMS, "integrations", "present"}
+    assert rooms - {"weights", "recipes", "py"} <= {*ROOMS, "present"}
+
+
+def test_contributing_has_the_same_list():
+    table = CONTRIBUTING.read_text().split("\n\n`tests/` mirrors this")[0]
+    assert re.findall(r"^\| `(\w+)(?:/|\.py)` \|", table, re.MULTILINE) == ROOMS
+
+
+def test_contributing_names_files_that_are_there():
+    text = CONTRIBUTING.read_text()
+    for name in re.findall(r"`((?:ops|nn|models|data|training|cli|report)/[\w/]+\.py)`", text):
+        assert (SOURCE / name).exists(), name
+    for name in re.findall(r"`(tests/[\w/]+\.py)`", text):
+        assert (CONTRIBUTING.parent / name).exists(), name
 
 
 def test_imports_go_down():
