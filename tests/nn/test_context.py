@@ -95,7 +95,7 @@ def coordinate_gate(layer, x):
     grid = x.shape[2:]
     pooled = {(axis, i): average_along(x, axis, i) for axis, size in enumerate(grid) for i in range(size)}
     shared = torch.stack([z @ layer.reduce.weight.T for z in pooled.values()], dim=2)
-    shared = batch_norm(layer.norm, shared)
+    shared = batch_norm(layer.reduce_norm, shared)
     shared = shared * (shared + 3).clamp(0, 6) / 6
     gates = {
         (axis, i): torch.sigmoid(shared[:, :, at] @ layer.gates[axis].weight.T + layer.gates[axis].bias)
@@ -111,8 +111,8 @@ def global_context(layer, x):
     context = sum(weights[:, j, None] * x[(..., *p)] for j, p in enumerate(positions(x.shape[2:])))
     hidden = context @ layer.reduce.weight.T + layer.reduce.bias
     centred = hidden - hidden.mean(1, keepdim=True)
-    hidden = centred / (centred.square().mean(1, keepdim=True) + layer.norm.eps).sqrt()
-    hidden = (hidden * layer.norm.weight + layer.norm.bias).clamp(min=0)
+    hidden = centred / (centred.square().mean(1, keepdim=True) + layer.reduce_norm.eps).sqrt()
+    hidden = (hidden * layer.reduce_norm.weight + layer.reduce_norm.bias).clamp(min=0)
     y = hidden @ layer.expand.weight.T + layer.expand.bias
     return torch.stack([y] * math.prod(x.shape[2:]), dim=2).view(x.shape)
 
@@ -198,8 +198,9 @@ def test_equations_and_gradients(name, training, with_residual):
         weights = torch.randn_like(y)
         found = torch.autograd.grad((y * weights).sum(), leaves)
         wanted = torch.autograd.grad((expected * weights).sum(), leaves)
-        # The sixth in PyTorch's h-swish and h-sigmoid is that of float32, and norms of few values make it larger.
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
+        # The sixth in the gradient of PyTorch's h-sigmoid is float32's, and a norm of few values magnifies the error.
+        rtol, atol = (1e-5, 1e-7) if name == "squeeze_axial" else (1e-6, 1e-9)
+        torch.testing.assert_close(found, wanted, rtol=rtol, atol=atol)
 
 
 def test_no_context_is_the_residual_alone():

@@ -157,13 +157,13 @@ class CoordinateGate(ContextLayer):
         like: dict[str, Any] = {"device": device, "dtype": dtype}
         # A bias would go under in the norm.
         self.reduce = nn.Linear(channels, self.hidden_channels, bias=False, **like)
-        self.norm = nn.BatchNorm1d(self.hidden_channels, **like)
+        self.reduce_norm = nn.BatchNorm1d(self.hidden_channels, **like)
         self.act = nn.Hardswish()
         self.gates = nn.ModuleList(nn.Linear(self.hidden_channels, channels, **like) for _ in range(axes))
 
     def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
         x, residual = self._checked(x, residual)
-        hidden = self.norm(self.reduce(axis_tokens(x)).transpose(1, 2))
+        hidden = self.reduce_norm(self.reduce(axis_tokens(x)).transpose(1, 2))
         vectors = split_axes(self.act(hidden).transpose(1, 2), x)
         return gated(x, [gate(vectors[axis]) for axis, gate in enumerate(self.gates)], residual)
 
@@ -198,14 +198,14 @@ class GlobalContext(ContextLayer):
         # The softmax ignores a common shift, so there is no bias to learn.
         self.key_map = nn.Linear(channels, 1, bias=False, **like)
         self.reduce = nn.Linear(channels, self.hidden_channels, **like)
-        self.norm = nn.LayerNorm(self.hidden_channels, **like)
+        self.reduce_norm = nn.LayerNorm(self.hidden_channels, **like)
         self.act = nn.ReLU()
         self.expand = nn.Linear(self.hidden_channels, channels, **like)
 
     def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
         x, residual = self._checked(x, residual)
         pooled = softmax_pool(x, map_positions(self.key_map, x))
-        return spread_vector(self.expand(self.act(self.norm(self.reduce(pooled)))), x, residual)
+        return spread_vector(self.expand(self.act(self.reduce_norm(self.reduce(pooled)))), x, residual)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, hidden_channels={self.hidden_channels}"
