@@ -40,7 +40,7 @@ WEIGHTS, CARD, LAST, BEST = "weights.safetensors", "README.md", "last.ckpt", "be
 
 def run_folder(recipe: Recipe, name: str = "run") -> Path:
     """Where a run's files go: what the recipe says, or a name made of recipe, network and seed."""
-    model = recipe.model.name.replace("/", "-")
+    model = recipe.model.label.replace("/", "-")
     return Path(recipe.output or f"runs/{name}-{model}-seed{recipe.seed}")
 
 
@@ -183,7 +183,7 @@ def _finish(
     result: dict[str, Any] = {
         "task": recipe.task,
         "data": recipe.data.name,
-        "model": recipe.model.name,
+        "model": recipe.model.label,
         "seed": recipe.seed,
         "epochs": len(rows),
         **{name.removeprefix("val/"): rows[-1][name] for name in rows[-1] if name.startswith("val/")},
