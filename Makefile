@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test lint types unit docs test-oldest clean
+.PHONY: setup demo test lint types unit docs test-oldest test-integrations walk clean
 
 setup: $(STAMP)
 
@@ -42,5 +42,17 @@ test-oldest: setup
 	$(BIN)/uv pip install --quiet --python .venv-oldest/bin/python --compile-bytecode --resolution lowest-direct --editable '.[all,dev]'
 	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
 
+# The layer inside MONAI, smp, ultralytics and an nnU-Net, with the real packages, in an environment of their own. OpenCV
+# without windows, since its other build does not import on a machine without libGL.
+test-integrations: setup
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON) .venv-integrations
+	printf 'opencv-python; python_version < "3"\n' > .venv-integrations/overrides.txt
+	$(BIN)/uv pip install --quiet --python .venv-integrations/bin/python --compile-bytecode --constraint constraints.txt --override .venv-integrations/overrides.txt --editable '.[all,dev,ultralytics]' dynamic-network-architectures opencv-python-headless
+	.venv-integrations/bin/python -m pytest tests/integrations
+
+# Every command and snippet of the README and the guide, as a newcomer types them, in an empty folder: minutes.
+walk: setup
+	$(BIN)/python -m pytest -m walk tests/test_walk.py
+
 clean:
-	rm -rf $(VENV) .venv-oldest out site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest .venv-integrations out site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,6 +5,9 @@ import os
 import pytest
 import torch
 
+# Examples of the guide import what may not be installed; tests/integrations and tests/test_docs.py run them.
+collect_ignore = ["docs/examples"]
+
 if not torch.cuda.is_available():
     # Kernels run in Triton's interpreter, which has to be asked for before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")

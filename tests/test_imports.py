@@ -24,6 +24,9 @@ EXTRAS = (
     "onnxruntime",
     "onnxscript",
     "PIL",
+    "monai",
+    "segmentation_models_pytorch",
+    "ultralytics",
 )
 
 BLOCK = f"""
@@ -78,6 +81,9 @@ def test_importing_does_not_import_extras():
             "import kronattn; kronattn.create_model('deeplabv2_kao_kv')",
             "the backbone resnet101 needs torchvision: pip install 'kronattn[vision]'",
         ),
+        ("from kronattn.integrations.timm import register; register()", "needs timm: pip install 'kronattn[timm]'"),
+        ("from kronattn.integrations.smp import register; register()", "pip install 'kronattn[smp]'"),
+        ("from kronattn.integrations.ultralytics import register; register()", "pip install 'kronattn[ultralytics]'"),
         ("from kronattn.export.runtime import require_onnx as needed; needed()", "pip install 'kronattn[export]'"),
         (
             "from kronattn.data.prepare import require_torchvision as needed; needed('predict')",

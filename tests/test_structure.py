@@ -12,6 +12,7 @@ SOURCE = Path(kronattn.__file__).parent
 # CONTRIBUTING's list: each may import those before it.
 ROOMS = [
     "version",
+    "names",
     "extras",
     "atomic",
     "ops",

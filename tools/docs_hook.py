@@ -1,9 +1,14 @@
-"""Called by mkdocs: docstrings are written with Sphinx's roles, which Markdown would print as they are."""
+"""Called by mkdocs, for what Markdown would get wrong: examples with prompts, and Sphinx's roles in docstrings."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Have examples with prompts coloured as such, so that the style sheet can leave the prompts out of copies."""
+    return re.sub(r"^```python\n(?=>>> )", "```pycon\n", markdown, flags=re.MULTILINE)
 
 
 def on_page_content(html: str, **_: Any) -> str:

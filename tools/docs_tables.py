@@ -85,6 +85,18 @@ def exports() -> list[str]:
     return [*lines, "", f"torch {versions['torch'].split('+')[0]}, onnxruntime {versions['onnxruntime']}."]
 
 
+def converters() -> list[str]:
+    """How far each converter's result is from PyTorch, for each packaged network."""
+    found = _read("converters.json")
+    cells = {(row["network"], row["converter"]): row["largest"] for row in found["rows"]}
+    versions = {row["converter"]: row["versions"] for row in found["rows"]}
+    lines = ["| | " + " | ".join(versions) + " |", "|---|" + "---:|" * len(versions)]
+    for network in dict.fromkeys(network for network, _ in cells):
+        lines.append(f"| `{network}` | " + " | ".join(f"{cells[network, one]:.1e}" for one in versions) + " |")
+    listed = ", ".join(f"{name} {version}" for one in versions.values() for name, version in one.items())
+    return [*lines, "", f"{listed}, torch {found['environment']['torch'].split('+')[0]}."]
+
+
 def latency() -> list[str]:
     """Time over MobileNetV2's in the same runtime."""
     found = _read("export-cpu.json")
@@ -212,7 +224,7 @@ def heads() -> list[str]:
 
 TABLES = {
     "tables.md": {"table2": table2, "networks": networks},
-    "use.md": {"int8": int8, "exports": exports, "latency": latency},
+    "use.md": {"int8": int8, "exports": exports, "converters": converters, "latency": latency},
     "kernels.md": {"kernels": readme.kernels},
     "networks.md": {"speed": readme.networks},
     "insert.md": {"insert": insert},

@@ -50,7 +50,7 @@ def test_table(capsys):
     [
         (["--models", "kanet_zz"], "unknown network 'kanet_zz'"),
         (["--work", "guessing"], "--work must be inference or training"),
-        (["--device", "abacus"], "device must be cpu or cuda"),
+        (["--device", "abacus"], "device must be auto, cpu, cuda or mps"),
         (["--dtype", "float8"], "dtype must be one of"),
         (["--size", "16"], "32"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -84,6 +85,16 @@ def test_bad_options(options, message, capsys):
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript", "torchvision"])
+def test_a_missing_package_names_the_extra(package, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["export", "kanet_kv", "--output", str(tmp_path / "new" / "k.onnx")]) == 2
+    captured = capsys.readouterr()
+    assert f"needs {package}: pip install 'kronattn[export]'" in captured.err
+    assert captured.err.count("\n") == 1
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_cannot_be_measured_writes_nothing(folder, tmp_path, capsys):

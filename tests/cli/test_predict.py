@@ -120,15 +120,55 @@ def test_weights_of_another_model(weights, tmp_path, capsys):
     assert captured.err.count("\n") == 1
 
 
-def test_segmentation_writes_overlays(monkeypatch, tmp_path, capsys):
+def test_segmentation_writes_overlays_masks_and_a_legend(monkeypatch, tmp_path, capsys):
     from kronattn.models import files
     from tests.predict.test_run import _Stripes
 
     description = files.Description("stripes", {}, ["sky", "left", "right", "road"], size=64, task="segmentation")
     monkeypatch.setattr(files, "load_model", lambda source: (_Stripes(), description))
     image = photo(tmp_path / "a.png", 120, 60)
-    overlays = tmp_path / "overlays"
-    assert main(["predict", str(image), "--weights", "any", "--overlays", str(overlays)]) == 0
-    assert [path.name for path in overlays.iterdir()] == ["0000-a.png"]
+    overlays, masks = tmp_path / "overlays", tmp_path / "masks"
+    folders = ["--overlays", str(overlays), "--masks", str(masks)]
+    assert main(["predict", str(image), "--weights", "any", *folders]) == 0
+    assert sorted(path.name for path in overlays.iterdir()) == ["0000-a.png", "legend.png"]
     assert Image.open(overlays / "0000-a.png").size == (120, 60)
-    assert "left 50.0%" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "left 50.0%" in out
+    assert "■ sky  ■ left  ■ right  ■ road" in out
+
+    mask = Image.open(masks / "0000-a.png")
+    assert (mask.mode, mask.size) == ("P", (120, 60))
+    labels = np.asarray(mask)
+    assert (set(labels[:, :50].flat), set(labels[:, 70:].flat)) == ({1}, {2})
+    # The colours are those of the legend, and training could read the folder's classes.
+    names = [line.rsplit(" ", 3) for line in (masks / "classes.txt").read_text().splitlines()]
+    assert [name for name, *_ in names] == description.classes
+    assert list(mask.convert("RGB").getpixel((5, 5))) == [int(value) for value in names[1][1:]]
+
+    assert main(["predict", str(image), "--weights", "any", *folders, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["images"][0]["mask"] == str(masks / "0000-a.png")
+    assert found["legend"][1] == {"name": "left", "label": 1, "colour": [int(value) for value in names[1][1:]]}
+
+
+@pytest.mark.parametrize("option", ["--overlays", "--masks"])
+def test_a_folder_that_cannot_be_made(monkeypatch, tmp_path, capsys, option):
+    from kronattn.models import files
+    from tests.predict.test_run import _Stripes
+
+    description = files.Description("stripes", {}, ["a", "b", "c", "d"], size=64, task="segmentation")
+    monkeypatch.setattr(files, "load_model", lambda source: (_Stripes(), description))
+    monkeypatch.chdir(tmp_path)
+    image = photo(tmp_path / "a.png", 120, 60)
+    assert main(["predict", str(image), "--weights", "any", option, "/dev/null/x"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"kronattn: error: {option} /dev/null/x")
+    assert err.count("\n") == 1
+    assert not list(tmp_path.rglob("*-a.png"))
+
+
+def test_a_classifier_writes_no_masks(weights, tmp_path, capsys):
+    image = photo(tmp_path / "a.png")
+    assert main(["predict", str(image), "--weights", weights, "--masks", str(tmp_path / "masks"), "--json"]) == 0
+    assert not (tmp_path / "masks").exists()
+    assert "legend" not in json.loads(capsys.readouterr().out)

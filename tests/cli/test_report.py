@@ -9,6 +9,9 @@ from html.parser import HTMLParser
 import pytest
 
 from kronattn.cli import main
+from tests.browser import browser
+
+__all__ = ["browser"]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,7 @@ def test_page_fetches_nothing(made):
 def test_figures_are_inside_and_described(made):
     _, page, _ = made
     images = [attributes for tag, attributes in Outline(page).tags if tag == "img"]
-    assert len(images) == 5
+    assert len(images) == 6
     for image in images:
         kind, data = image["src"].split(",", 1)
         assert kind == "data:image/svg+xml;base64"
@@ -69,6 +72,25 @@ def test_figures_are_inside_and_described(made):
         assert b"</svg>" in svg
         assert not re.search(rb'(href|src)="http', svg)
         assert len(image["alt"]) > 20
+
+
+def test_the_legend_holds_for_every_figure(made):
+    """Black is this run's; what the paper prints is grey, what earlier training runs found is another colour."""
+    _, page, _ = made
+    assert 'class="stored">Blue figures</span> are those of training runs' in page
+    table = page[page.index("Table 3") :]
+    top1 = re.search(r'<td class="number"[^>]*>(.*?)</td>', table)[1]
+    assert re.fullmatch(r'<span class="printed">0\.\d{3}</span>', top1)
+    table = page[page.index("Table 6: DeepLabV2 with four heads") :]
+    accuracy = re.search(r'<td class="number"[^>]*>(.*?)</td>', table)[1]
+    assert re.fullmatch(r'<span class="stored">0\.\d{3}</span><span class="printed">0\.\d{3}</span>', accuracy)
+
+
+def test_attention_on_a_photograph(made):
+    _, page, _ = made
+    section = page[page.index('id="attention"') :]
+    assert "Predicted: church" in section
+    assert "photograph by danielbuechele" in section
 
 
 def test_every_registered_section_is_linked(made):
@@ -96,10 +118,24 @@ def test_failed_check_is_shown_and_exits_with_1(tmp_path, monkeypatch, capsys):
     assert "✗" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_cut_off_in_a_browser(made, width, browser):
+    _, _, folder = made
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    page.goto((folder / "out" / "report.html").as_uri())
+    wide = page.evaluate(
+        "() => [...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)"
+        ".map(e => e.tagName + ' ' + e.textContent.slice(0, 40))"
+    )
+    assert wide == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--device", "abacus"], "device must be cpu or cuda"),
+        (["--device", "abacus"], "device must be auto, cpu, cuda or mps"),
         (["--dtype", "float8"], "dtype must be one of"),
         (["--output", "report.pdf"], "--output must end in .html"),
         (["--output", "/dev/null/report.html"], "/dev/null"),

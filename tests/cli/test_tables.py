@@ -50,7 +50,7 @@ def test_dtype_reaches_the_measurement(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--device", "abacus"], "device must be cpu or cuda, not 'abacus'"),
+        (["--device", "abacus"], "device must be auto, cpu, cuda or mps, not 'abacus'"),
         (["--device", "cuda:77"], "'cuda:77' is not there"),
         (["--dtype", "int8"], "dtype must be one of float32, float16, bfloat16, float64, not 'int8'"),
         (["--memory-budget", "-1"], "--memory-budget must be positive"),

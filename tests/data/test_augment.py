@@ -99,6 +99,49 @@ def test_colours_of_an_evaluation_serve_training_too():
     assert images.grad is not None
 
 
+class TestMixing:
+    """Images that are their class's number everywhere: what is left of each can be read off."""
+
+    images = torch.arange(4.0)[:, None, None, None].expand(4, 3, 16, 16)
+
+    @pytest.mark.parametrize("ways", [{"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}])
+    def test_labels_are_the_shares_of_the_pixels(self, ways):
+        shares = []
+        for seed in range(20):
+            torch.manual_seed(seed)
+            images, labels = augment.mix(self.images, torch.arange(4), 4, **ways)
+            assert images.dtype == torch.float32
+            torch.testing.assert_close(labels.sum(1), torch.ones(4))
+            torch.testing.assert_close(images.mean((1, 2, 3)), labels @ torch.arange(4.0), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(labels.diagonal(), labels[0, 0].expand(4))
+            shares.append(labels[0, 0].item())
+        assert len(set(shares)) > 10
+        assert min(shares) >= 0
+        assert max(shares) <= 1
+
+    def test_cutmix_leaves_pixels_as_they_are(self):
+        torch.manual_seed(0)
+        images, _ = augment.mix(self.images, torch.arange(4), 4, cutmix=1.0)
+        assert set(images.unique().tolist()) <= {0.0, 1.0, 2.0, 3.0}
+        covered = images[1, 0] == 0
+        rows, columns = covered.any(1), covered.any(0)
+        assert torch.equal(covered, rows[:, None] & columns)
+        assert covered.any()
+
+    def test_both_take_turns(self):
+        pasted = 0
+        for seed in range(30):
+            torch.manual_seed(seed)
+            images, _ = augment.mix(self.images, torch.arange(4), 4, mixup=1.0, cutmix=1.0)
+            pasted += set(images.unique().tolist()) <= {0.0, 1.0, 2.0, 3.0}
+        assert 5 < pasted < 25
+
+    def test_neither(self):
+        images, labels = augment.mix(self.images, torch.tensor([0, 2, 1, 3]), 4)
+        assert torch.equal(images, self.images)
+        assert labels.argmax(1).tolist() == [0, 2, 1, 3]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_nothing_waits_for_the_gpu():
     settings = ImageSettings()
@@ -108,6 +151,7 @@ def test_nothing_waits_for_the_gpu():
     try:
         cut = augment.flip(augment.random_resized_crop(images, 32, (0.3, 1.0)), 0.5)
         augment.random_erase(augment.normalise(augment.jitter(cut, 0.3), settings), 0.5)
-        augment.normalise(augment.random_crop(images, 32), settings)
+        small = augment.normalise(augment.random_crop(images, 32), settings)
+        augment.mix(small, torch.zeros(4, dtype=torch.int64, device="cuda"), 3, mixup=0.2, cutmix=1.0)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from kronattn.data import archives
 from kronattn.data.archives import list_files, list_folders
 from kronattn.data.classification import ImageFiles, check_same_classes, load_split, with_classes
 from kronattn.data.images import BadImage
@@ -166,3 +167,22 @@ def test_cifar(tmp_path, monkeypatch):
 def test_listing(folder):
     assert [e.name for e in list_files(folder / "val")] == ["cat/0.png", "cat/1.webp", "dog/0.png", "dog/1.webp"]
     assert list_folders(folder) == ["train", "train/cat", "train/dog", "val", "val/cat", "val/dog"]
+
+
+def test_an_archive_is_gone_through_once_and_again_when_it_changes(tmp_path, monkeypatch):
+    def write(*names: str) -> None:
+        with tarfile.open(tmp_path / "images.tar", "w") as archive:
+            for name in names:
+                archive.addfile(tarfile.TarInfo(name))
+
+    opened = []
+    real = tarfile.open
+    write("train/a/0.png")
+    monkeypatch.setattr(archives.tarfile, "open", lambda *a, **o: opened.append(1) or real(*a, **o))
+    for _ in range(2):
+        assert [entry.name for entry in archives.list_files(tmp_path)] == ["images.tar"]
+        assert [entry.name for entry in archives.list_files(tmp_path / "images.tar")] == ["train/a/0.png"]
+    assert len(opened) == 1
+    monkeypatch.undo()
+    write("train/a/0.png", "train/a/1.png", *(f"train/b/{number}.png" for number in range(30)))
+    assert len(archives.list_files(tmp_path / "images.tar")) == 32

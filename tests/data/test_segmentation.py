@@ -117,8 +117,9 @@ class TestFolder:
         write_folder(tmp_path, {"train": 1})
         with pytest.raises(ValueError, match="holds no images below test/: expected test/images/ and test/masks/"):
             load_segmentation("folder", tmp_path, "test", classes=3)
+        (tmp_path / "empty").mkdir()
         with pytest.raises(ValueError, match="does not say which classes there are: add classes.txt"):
-            load_segmentation("folder", tmp_path, "train")
+            load_segmentation("folder", tmp_path / "empty", "train")
         with pytest.raises(FileNotFoundError, match="there is no folder or .tar archive"):
             load_segmentation("folder", tmp_path / "none", "train", classes=3)
 

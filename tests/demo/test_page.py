@@ -1,6 +1,6 @@
-"""The page in a real browser: upload, prediction, click, layer, operator, cost; a screenshot of each state.
+"""The page in a real browser: upload, prediction, pointer, click, layer, operators, cost; a screenshot of each state.
 
-Screenshots are kept in out/screenshots/. Skipped where no Chromium is installed.
+Screenshots are kept in out/screenshots/. Skipped, with a warning, where no browser can be had.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import http.client
 import os
 import re
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,13 +21,15 @@ from urllib.parse import urlsplit
 import pytest
 
 from kronattn.cli import main
+from tests.browser import browser
 from tests.trained import CLASSES, photo, weights_file
 
 pytest.importorskip("gradio", reason="gradio is not installed")
 
+__all__ = ["browser"]
+
 ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = ROOT / "out" / "screenshots"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENCE = 30_000  # milliseconds: the machine may have other things to do
 
 
@@ -68,23 +69,18 @@ def _announced(server: subprocess.Popen[str], errors: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def page(address):
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed: the page is not tested in a browser")
-    playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+def page(browser, address):
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1280, "height": 1100})
-        page.set_default_timeout(PATIENCE)
-        page.errors, page.hosts = [], set()
-        page.on("console", lambda message: page.errors.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: page.errors.append(str(error)))
-        page.on("request", lambda request: page.hosts.add(urlsplit(request.url).hostname))
-        page.goto(address)
-        page.wait_for_selector("#upload")
-        yield page
-        browser.close()
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.set_default_timeout(PATIENCE)
+    page.errors, page.hosts = [], set()
+    page.on("console", lambda message: page.errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: page.errors.append(str(error)))
+    page.on("request", lambda request: page.hosts.add(urlsplit(request.url).hostname))
+    page.goto(address)
+    page.wait_for_selector("#upload")
+    yield page
+    page.close()
 
 
 def caption(page) -> str:
@@ -109,27 +105,49 @@ def screenshot(page, name: str) -> None:
     assert (SCREENSHOTS / f"{name}.png").stat().st_size > 10_000
 
 
+def size_of(page) -> tuple[int, int]:
+    """Of the whole page, with what one would have to scroll to."""
+    return tuple(page.evaluate("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]"))
+
+
+def point_at(page, view: str, x: float, y: float) -> None:
+    """Move the pointer to a place on a view; browsers tell of a movement, so there are two."""
+    box = page.locator(f"{view} img").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * x - 3, box["y"] + box["height"] * y)
+    page.wait_for_timeout(200)
+    page.mouse.move(box["x"] + box["width"] * x, box["y"] + box["height"] * y)
+
+
 def test_a_visit(page, address, tmp_path):
     """One visit, in the order of a visitor: each step needs the one before."""
     screenshot(page, "1-start")
 
     page.set_input_files("#upload input[type=file]", str(photo(tmp_path / "photo.png", 240, 160)))
-    wait_for_caption(page, "KAO_KV in stages.3.0.attn (the network's own operator)", "row 4, column 4 of 9×9")
+    wait_for_caption(page, "KAO_KV in stages.3.0.attn (the network's own operator)", "row 4, column 4 of 8×8")
     assert any(name in page.inner_text("#classes") for name in CLASSES)
     assert "%" in page.inner_text("#classes")
+    assert "regular in stages.3.0.attn" in page.inner_text("#other-caption")
     first = picture(page)
+    assert size_of(page) == (1280, 800)  # a laptop's window: nothing to scroll for
     screenshot(page, "2-prediction")
+
+    point_at(page, "#view", 0.3, 0.3)
+    wait_for_caption(page, "row 1, column 1 of 8×8")
+    followed = picture(page)
+    assert followed != first
+    point_at(page, "#other-view", 0.9, 0.3)  # one place for both views
+    wait_for_caption(page, "row 1, column 7 of 8×8")
 
     box = page.locator("#view img").bounding_box()
     page.mouse.click(box["x"] + box["width"] * 0.95, box["y"] + box["height"] * 0.95)
-    wait_for_caption(page, "row 8, column 8 of 9×9")
+    wait_for_caption(page, "row 7, column 7 of 8×8")
     clicked = picture(page)
-    assert clicked != first
+    assert clicked not in (first, followed)
     screenshot(page, "3-click")
 
     page.locator("#layer input[type=number]").fill("9")
     page.locator("#layer input[type=number]").press("Enter")
-    wait_for_caption(page, "stages.9.0.attn", "row 2, column 2 of 3×3")
+    wait_for_caption(page, "stages.9.0.attn", "row 1, column 1 of 2×2")
     assert picture(page) != clicked
     screenshot(page, "4-layer")
 
@@ -148,7 +166,7 @@ def test_a_visit(page, address, tmp_path):
 
     page.get_by_role("tab", name="Attention").click()
     page.locator("#examples img, #examples button").first.click()
-    wait_for_caption(page, "row 1, column 1 of 3×3")  # a new image is looked at from its centre
+    wait_for_caption(page, "row 1, column 1 of 2×2")  # a new image is looked at from its centre
     screenshot(page, "8-example")
     assert page.errors == []
 
@@ -157,8 +175,23 @@ def test_a_visit(page, address, tmp_path):
     wait_for_caption(page, "Choose an example")
     page.set_input_files("#upload input[type=file]", str(tmp_path / "text.png"))
     wait_for_caption(page, "the file is not an image that Pillow can read")
+    page.wait_for_timeout(500)
+    assert page.inner_text("body").count("not an image that Pillow can read") == 1
     screenshot(page, "9-no-image")
     assert page.hosts <= {"127.0.0.1", None, ""}
+
+
+def test_on_a_telephone(browser, address):
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.set_default_timeout(PATIENCE)
+    page.goto(address)
+    page.wait_for_selector("#upload")
+    page.locator("#examples img, #examples button").first.click()
+    wait_for_caption(page, "row 4, column 4 of 8×8")
+    picture(page)
+    assert size_of(page)[0] == 390
+    page.screenshot(path=SCREENSHOTS / "telephone.png", full_page=True)
+    page.close()
 
 
 def get(address: str, path: str) -> int:

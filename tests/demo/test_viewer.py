@@ -24,7 +24,7 @@ def viewer():
 
 def test_views(viewer, tmp_path):
     assert (viewer.own, len(viewer.layers)) == ("qkv", 10)
-    seen = viewer.look(str(photo(tmp_path / "a.png", 120, 60)))
+    seen = viewer.look(str(photo(tmp_path / "a.png", 144, 72)))
     assert sum(seen.shares.values()) == pytest.approx(1, abs=1e-5)
     pictures = set()
     for layer in (0, 9):
@@ -90,3 +90,20 @@ def test_examples_are_images(tmp_path):
     paths = write_examples(tmp_path)
     assert {path.parent for path in paths} == {tmp_path}
     assert all(min(Image.open(path).size) >= 360 for path in paths)
+
+
+def test_a_segmenter_at_the_image_s_own_size(tmp_path):
+    import kronattn
+    from tests.trained import settled
+
+    options = {"num_classes": 3, "backbone": "kanet_kv", "backbone_options": {"width": 0.25}}
+    model = settled(kronattn.create_model("deeplabv2_kao_qkv", **options))
+    about = Description("deeplabv2_kao_qkv", options, CLASSES, task="segmentation", resize=33, size=33)
+    segmenter = Viewer(model, about)
+    seen = segmenter.look(str(photo(tmp_path / "a.png", 160, 96)))
+    assert seen.comparisons[-1].grid == (12, 20)
+    assert sum(seen.shares.values()) == pytest.approx(1)  # parts of the area
+    for mode in ("kv", "qkv", "regular"):
+        view, text = segmenter.view(seen, len(segmenter.layers) - 1, mode, (0.99, 0.99))
+        assert "row 11, column 19 of 12×20" in text
+        assert view.width == MARGIN + 520

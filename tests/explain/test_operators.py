@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from matplotlib.text import Text
+from PIL import Image
 
 from kronattn import record_coefficients
-from kronattn.explain import choose_layers, compare_operators, grid_position, parse_place
+from kronattn.explain import MODES, choose_layers, compare_operators, draw_layers, grid_position, operators, parse_place
+from kronattn.explain.heat import overlaid
 from kronattn.nn import DenseAttention, KroneckerAttention, KroneckerSegmentationHead
 from tests.trained import network
 
@@ -49,10 +53,40 @@ def test_places_and_layers():
     comparisons = compare_operators(network(), torch.randn(1, 3, 64, 64))
     chosen = choose_layers(comparisons, "0,-1,stages.5.0.attn")
     assert [one.name for one in chosen] == ["stages.3.0.attn", "stages.9.0.attn", "stages.5.0.attn"]
-    with pytest.raises(ValueError, match="--layer '10' is not there: give 0 to 9"):
+    with pytest.raises(ValueError, match="--layer '10' is not there: give all, 0 to 9"):
         choose_layers(comparisons, "10")
     with pytest.raises(ValueError, match="no attention layer"):
         choose_layers(compare_operators(network("mobilenetv2"), torch.randn(1, 3, 64, 64)), None)
+
+
+def test_large_grids_do_without_the_regular_operator(monkeypatch):
+    monkeypatch.setattr(operators, "MOST_POSITIONS", 20)
+    (small,) = compare_operators(KroneckerAttention(8).eval(), torch.randn(1, 8, 4, 5))
+    (large,) = compare_operators(KroneckerAttention(8).eval(), torch.randn(1, 8, 4, 6))
+    (own,) = compare_operators(DenseAttention(8).eval(), torch.randn(1, 8, 4, 6))
+    assert [set(one.calls) for one in (small, large, own)] == [{"kv", "qkv", "regular"}, {"kv", "qkv"}, set(MODES)]
+    (single,) = compare_operators(KroneckerAttention(8).eval(), torch.randn(1, 8, 1, 1))
+    assert set(single.calls) == {"kv", "qkv"}
+    figure = draw_layers(Image.new("RGB", (60, 40)), [large, single], (0.5, 0.5))
+    assert "left out" in " ".join(text.get_text() for text in figure.findobj(Text))
+
+
+def test_dark_photographs_stay_visible():
+    """What was dimmed to black: an underexposed photograph where little attention goes."""
+    values = np.random.default_rng(0).integers(0, 20, (40, 60, 3), dtype=np.uint8)
+    weights = np.zeros((4, 6))
+    weights[0, 0] = 1
+    shown = np.asarray(overlaid(Image.fromarray(values), weights).convert("L"), dtype=float)
+    assert shown[20:].mean() > 60
+    assert shown[20:].std() > 15  # and what is on it can be told apart
+
+
+def test_the_picture_says_what_was_predicted_and_what_colours_mean():
+    comparisons = compare_operators(network(), torch.randn(1, 3, 64, 64))
+    figure = draw_layers(Image.new("RGB", (64, 64)), comparisons[:1], (0.5, 0.5), caption="Predicted: cat")
+    texts = [text.get_text() for text in figure.findobj(Text)]
+    assert "Predicted: cat" in texts
+    assert sum("share of the attention" in text for text in texts) == 3
 
 
 def test_a_segmentation_head_which_reads_classes_off_the_values():

@@ -22,7 +22,7 @@ def test_describes_versions_and_hardware_only():
 
 @pytest.mark.parametrize("name", ["", "abc", "meta", "cpu:x"])
 def test_unknown_devices(name):
-    with pytest.raises(ValueError, match="device must be cpu or cuda"):
+    with pytest.raises(ValueError, match="device must be auto, cpu, cuda or mps"):
         resolve_device(name)
 
 

@@ -129,7 +129,7 @@ def test_through_timm():
         (
             lambda: small(context="global_maen"),
             ValueError,
-            "unknown context 'global_maen': did you mean 'global_mean'?",
+            "unknown context 'global_maen': did you mean 'global_mean'",
         ),
         (
             lambda: small("mobilenetv2", context="kao_kv"),
@@ -147,7 +147,7 @@ def test_through_timm():
             ValueError,
             "ASPP has no attention that context='kao_kv' could take the place of",
         ),
-        (lambda: ContextHead(8, 3, "global_maen"), ValueError, "did you mean 'global_mean'?"),
+        (lambda: ContextHead(8, 3, "global_maen"), ValueError, "did you mean 'global_mean'"),
         (lambda: ContextHead(8, 3, width=0), ValueError, "width must be an int from 1 up"),
         (lambda: ContextHead(8, 0), ValueError, "num_classes must be at least 1, not 0"),
     ],

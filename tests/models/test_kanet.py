@@ -193,6 +193,19 @@ class TestNetwork:
             torch.testing.assert_close(a, b)
 
 
+def test_stages_are_called_as_the_module_they_are():
+    """What is put around the stages, or hooked to them, takes part."""
+    model = KANet("kanet_kv", num_classes=3, width=0.25).eval()
+    seen = []
+    model.stages.register_forward_hook(lambda module, arguments, output: seen.append(output.shape))
+    x = torch.randn(1, 3, 64, 64)
+    expected = model(x)
+    assert len(seen) == 1
+    model.set_grad_checkpointing()
+    torch.testing.assert_close(model(x), expected)
+    assert len(seen) == 1  # one by one, since each is recomputed by itself
+
+
 def test_table_1_says_where_the_attention_is():
     model = KANet("kanet_kv")
     assert sum(isinstance(m, AttnSkipModule) for m in model.modules()) == 10

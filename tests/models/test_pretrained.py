@@ -35,7 +35,7 @@ class TestFiles:
         _, description = load_model(name)
         assert card.startswith(f"# {name} on imagenette")
         assert all(class_name in card for class_name in description.classes)
-        for heading in ("validation top-1", "kronattn train --config recipe.yaml", "seed", "torch"):
+        for heading in ("validation top-1", "kronattn train --config config.yaml", "seed", "torch"):
             assert heading in card
         assert "path: null" in card
         assert "output: null" in card
@@ -54,8 +54,30 @@ class TestFiles:
         assert torch.equal(ours.forward_features(images), whole.forward_features(images))
 
     def test_options_that_do_not_fit(self, name):
-        with pytest.raises(ValueError, match="pretrained=True takes num_classes alone; width would not fit"):
+        with pytest.raises(ValueError, match="pretrained=True takes num_classes, .* width would not fit the weights"):
             kronattn.create_model(name, pretrained=True, width=0.5)
+
+    @pytest.mark.parametrize("channels", [1, 4])
+    def test_other_channels_as_timm_adapts_them(self, name, channels):
+        timm = pytest.importorskip("timm", reason="timm is not installed: pip install 'kronattn[timm]'")
+        ours = kronattn.create_model(name, pretrained=True, in_chans=channels, num_classes=10).eval()
+        theirs = timm.create_model(name, pretrained=True, in_chans=channels, num_classes=10).eval()
+        x = torch.randn(1, channels, 64, 64)
+        # timm adds up in half precision, in which the weights are stored.
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-2, atol=1e-2)
+
+    def test_options_that_change_no_weight(self, name, images):
+        ours = kronattn.create_model(name, pretrained=True, drop_rate=0.0, drop_path_rate=0.1).eval()
+        assert torch.equal(ours(images), kronattn.create_model(name, pretrained=True).eval()(images))
+
+    def test_features_are_asked_for_by_their_tag(self, name, images):
+        """As segmentation_models_pytorch asks for ImageNet: these are of Imagenette."""
+        timm = pytest.importorskip("timm", reason="timm is not installed: pip install 'kronattn[timm]'")
+        with pytest.raises(ValueError, match=f"{name} has no weights of ImageNet; .* {name}.imagenette"):
+            timm.create_model(name, pretrained=True, features_only=True)
+        tagged = timm.create_model(f"{name}.imagenette", pretrained=True, features_only=True).eval()
+        ours = kronattn.create_model(name, pretrained=True).eval()
+        torch.testing.assert_close(tagged(images), ours.forward_intermediates(images, intermediates_only=True))
 
     def test_by_timm(self, name, images):
         timm = pytest.importorskip("timm", reason="timm is not installed: pip install 'kronattn[timm]'")

@@ -27,9 +27,8 @@ def ordinary_batch_norm(norm: CoefficientNorm) -> nn.BatchNorm1d:
 def normed_keys(norm: CoefficientNorm, query, key):
     """(N, H, d, n) keys as the norm multiplies them, and the bias."""
     moments = coefficient_moments(query, key, per_key=norm.num_keys is not None) if norm.training else None
-    heads, channels = key.shape[1:3]
-    rows, bias = norm(key.flatten(1, 2).transpose(1, 2), moments)
-    return rows.transpose(1, 2).unflatten(1, (heads, channels)), bias
+    scale, bias = norm(key.flatten(1, 2).transpose(1, 2), moments)
+    return key * scale.view(len(scale), 1, -1), bias
 
 
 def closed_form(norm: CoefficientNorm, query, key):

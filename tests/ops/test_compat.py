@@ -84,6 +84,9 @@ def test_lists_of_tensors_are_changed_at_once():
     compat.lerp_all(tensors, others, 0.25)
     assert torch.equal(tensors[0], torch.full((2,), 0.25))
     assert torch.equal(tensors[1], torch.full((3,), 0.75))
+    compat.lerp_all(tensors, others, torch.tensor(1.0))
+    assert torch.equal(tensors[0], torch.ones(2))
+    tensors[0].zero_()
     compat.copy_all(tensors, others)
     assert all(torch.equal(a, b) for a, b in zip(tensors, others, strict=True))
 

@@ -66,10 +66,10 @@ def test_no_figure_is_cut_off_in_a_narrow_terminal(width):
 def test_html_is_escaped_and_aligned():
     html = to_html(TABLE)
     assert "Costs &amp; &lt;savings&gt;" in html
-    assert '<td class="number">2.46<span class="printed">5.2MB</span></td>' in html
-    assert '<td class="number">1.50<span class="printed"></span></td>' in html
+    assert '<td class="number" data-label="MB">2.46<span class="printed">5.2MB</span></td>' in html
+    assert '<td class="number" data-label="MB">1.50<span class="printed"></span></td>' in html
     assert '<th scope="rowgroup" colspan="2">8×14²×8</th>' in html
-    assert "<td>other</td>" in html
+    assert '<td data-label="Name">other</td>' in html
     assert "One note." in html
 
 

@@ -157,7 +157,7 @@ class TestCommand:
             (["--backbone", "resnet99"], "unknown backbone 'resnet99'"),
             (["--sizes", "a,b"], "sizes must be whole numbers from 1 up"),
             (["--sizes", "0"], "sizes must be whole numbers from 1 up"),
-            (["--device", "abacus"], "device must be cpu or cuda"),
+            (["--device", "abacus"], "device must be auto, cpu, cuda or mps"),
             (["--memory-budget", "0"], "--memory-budget must be positive"),
             (["--results", "nowhere.json"], "there is no file nowhere.json"),
             (["--output", "figure.pdf"], "--output must end in .png or .svg"),

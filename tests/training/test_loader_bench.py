@@ -3,7 +3,9 @@
 import pytest
 
 from kronattn.bench.loader import bench_loader
+from kronattn.training import run
 from kronattn.training.classifier import Classifier
+from kronattn.training.data import TrainingData
 from kronattn.training.recipe import load_recipe
 from tests.data.segmentation_folders import write_folder
 
@@ -24,6 +26,21 @@ def test_every_other_epoch_is_one_batch(recipe, monkeypatch, in_memory):
     assert set(without) == {first[-1]}
     assert set(without_again) == {second[-1]}
     assert (found["size"], found["batch_size"]) == (recipe.data.images.size, recipe.batch_size)
+
+
+def test_whole_steps(recipe, monkeypatch):
+    """As on a GPU, where the step prepares its batch: in every other epoch it is given one that is prepared."""
+    monkeypatch.setattr(run, "steps_on_device", lambda recipe, device: True)
+    monkeypatch.setattr(TrainingData, "gathers_on_device", lambda self, dataset: True)
+    seen = []
+    real = Classifier.losses
+    monkeypatch.setattr(Classifier, "losses", lambda self, b: seen.append(float(b[0].sum())) or real(self, b))
+    bench_loader(recipe, epochs=2)
+    steps = len(seen) // 4
+    first, without, second, without_again = (seen[start : start + steps] for start in range(0, len(seen), steps))
+    assert len({*first, *second}) == 2 * steps
+    assert len(set(without)) == len(set(without_again)) == 1
+    assert without[0] != without_again[0]
 
 
 def test_masks(tmp_path):

@@ -66,7 +66,7 @@ class TestContext:
         [
             (
                 ["model.context=global_maen"],
-                "unknown context 'global_maen': did you mean 'global_mean'? There are none",
+                "unknown context 'global_maen': did you mean 'global_mean' or 'global_context'? There are none",
             ),
             (
                 ["model.context=none", "model.options={context: kao_kv}"],
@@ -171,7 +171,7 @@ class TestThePapersRecipe:
         ("[1, 2]", "is not a recipe"),
         ("epochs: [", "is not YAML"),
         ("epochs: 0", "epochs must be at least 1"),
-        ("compile: reduce", "compile must be true, false, reduce-overhead or max-autotune, not 'reduce'"),
+        ("compile: reduce", "compile must be true, false, auto, reduce-overhead or max-autotune, not 'reduce'"),
         ("ema: 1.5", "ema must lie between 0 and 1"),
         ("batch_size: 7\ndevices: 2", "batch_size 7 must be a multiple of the 2 devices"),
         ("data: {images: {size: 300}}", "size 300 cannot be cut from images of 256"),

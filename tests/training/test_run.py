@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from safetensors.torch import load_file
 
 from kronattn.models.files import load_model
+from kronattn.training import image_data
 from kronattn.training.callbacks import Diverged
 from kronattn.training.evaluation import evaluate
 from kronattn.training.recipe import load_recipe
@@ -30,7 +31,7 @@ def with_settings(recipe_file: Path, *settings: str):
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    first, second = load_file(one / "weights.safetensors"), load_file(other / "weights.safetensors")
+    first, second = (load_file(run / "weights-last.safetensors") for run in (one, other))
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -47,7 +48,7 @@ def test_what_a_run_leaves(recipe, tmp_path):
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
     card = (run / "README.md").read_text()
     assert "kanet_kv" in card
-    assert "kronattn train --config recipe.yaml" in card
+    assert "kronattn train --config config.yaml" in card
     assert str(tmp_path) not in card
     assert "n01440764" in card
     assert result["images_per_second"] > 0
@@ -57,7 +58,7 @@ def test_what_a_run_leaves(recipe, tmp_path):
 def test_every_file_of_a_run_gives_the_same_network(recipe, tmp_path):
     result = train(recipe, folder=tmp_path / "run")
     path = recipe.data.path
-    for name in ("weights.safetensors", "last.ckpt"):
+    for name in ("weights-last.safetensors", "last.ckpt"):
         found = evaluate(tmp_path / "run" / name, path, accelerator="cpu").figures
         assert found["top1"] == pytest.approx(result["top1"])
         assert found["images"] == 6
@@ -97,10 +98,12 @@ def test_killed_and_resumed(recipe_file, tmp_path, in_memory):
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / "killed" / "result.json").exists()
+    (tmp_path / "killed" / ".last.ckpt.abc").write_text("half of a checkpoint")
     result = train(recipe, folder=tmp_path / "killed", resume=True)
     assert same_weights(tmp_path / "whole", tmp_path / "killed")
     histories = [(tmp_path / name / "history.csv").read_text() for name in ("whole", "killed")]
     assert histories[0] == histories[1]
+    assert not list((tmp_path / "killed").glob(".*"))
     assert result["top1"] == json.loads((tmp_path / "whole" / "result.json").read_text())["top1"]
 
 
@@ -111,7 +114,7 @@ def test_validation_now_and_then(recipe, tmp_path):
     assert [bool(row["val/top1"]) for row in rows] == [False, True, False, True, True]
     assert result["top1"] == pytest.approx(float(rows[-1]["val/top1"]))
     found = evaluate(tmp_path / "run" / "weights.safetensors", recipe.data.path, accelerator="cpu").figures
-    assert found["top1"] == pytest.approx(result["top1"])
+    assert found["top1"] == pytest.approx(result["best_top1"])
     assert (tmp_path / "run" / "best.ckpt").exists()
 
 
@@ -167,6 +170,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(recipe, tmp_path):
     class Fill(Callback):
         def on_train_epoch_start(self, trainer, module):
             if trainer.current_epoch == 1:
+                trainer.strategy.checkpoint_io.finish()
                 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
 
     try:
@@ -241,6 +245,46 @@ def test_how_it_is_compiled(recipe, tmp_path, monkeypatch, setting, mode):
     train(replace(recipe, epochs=1, compile=setting), folder=tmp_path / "run")
     assert seen == [{"dynamic": False, "mode": mode}]
     assert load_recipe(tmp_path / "run" / "config.yaml").compile == setting
+
+
+def test_runs_in_one_process_decode_once(recipe, tmp_path, monkeypatch):
+    decoded = []
+    real = image_data.decode_all
+    monkeypatch.setattr(image_data, "decode_all", lambda *a, **o: decoded.append(1) or real(*a, **o))
+    store = {}
+    for seed in (0, 1):
+        train(replace(recipe, seed=seed, epochs=1), folder=tmp_path / str(seed), store=store)
+    assert len(decoded) == 2  # the training images and those to validate with
+    # Another size is another dataset.
+    images = replace(recipe.data.images, resize=48)
+    train(replace(recipe, epochs=1, data=replace(recipe.data, images=images)), folder=tmp_path / "other", store=store)
+    assert len(decoded) == 4
+
+
+def test_a_cache_is_read_by_the_next_run(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    kept = replace(recipe, cache=str(tmp_path / "cache"), epochs=1)
+    train(kept, folder=tmp_path / "a")
+    train(replace(recipe, epochs=1), folder=tmp_path / "b")
+    monkeypatch.setattr(image_data, "decode_all", None)
+    train(kept, folder=tmp_path / "c")
+    assert same_weights(tmp_path / "a", tmp_path / "b")
+    assert same_weights(tmp_path / "a", tmp_path / "c")
+
+
+def test_deterministic_is_handed_on(recipe, tmp_path):
+    seen = []
+
+    class Look(Callback):
+        def on_train_start(self, trainer, module):
+            seen.append(torch.are_deterministic_algorithms_enabled())
+
+    try:
+        train(replace(recipe, epochs=1, deterministic=True), folder=tmp_path / "run", callbacks=[Look()])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen == [True]
 
 
 class _Losses(Callback):

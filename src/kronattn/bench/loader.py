@@ -10,6 +10,8 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kronattn.data.transforms import ImageSettings
 from kronattn.training.callbacks import EpochSpeed, Speed
 from kronattn.training.data import Track, TrainingData
@@ -38,9 +40,19 @@ class _EveryOther(TrainingData):
         assert self.trainer is not None
         if not self.trainer.training:
             return super().on_after_batch_transfer(batch, dataloader_idx)
-        if not self.costs_nothing():
-            self._kept = super().on_after_batch_transfer(batch, dataloader_idx)
-        return self._kept
+        if self.costs_nothing():
+            return self._kept
+        given = super().on_after_batch_transfer(batch, dataloader_idx)
+        if not self.prepared_in_step:
+            self._kept = given
+        elif self.trainer.is_last_batch:
+            with torch.no_grad():
+                self._kept = super().prepare_training(batch)
+        return given
+
+    def prepare_training(self, batch: Any) -> Any:
+        # What is prepared already has fractions; numbers of samples and bytes have none.
+        return batch if batch[0].is_floating_point() else super().prepare_training(batch)
 
 
 class _Batches:

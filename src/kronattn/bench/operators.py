@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OPERATORS",
     "SHAPES",
+    "SMALL_SHAPES",
     "Cost",
     "bench_operators",
     "cost_table",
@@ -50,6 +51,8 @@ SHAPES = (
     (4, 64, 512, 512),
     (8, 8, 56, 56),
 )
+# For a processor: seconds rather than minutes.
+SMALL_SHAPES = ((8, 32, 28, 28), (8, 8, 56, 56))
 # Forward passes that take longer are not followed by backward ones, which would take minutes.
 _SLOW_MS = 30
 # Twice an H200's second-level cache, in bytes: inputs that take turns add up to this much.

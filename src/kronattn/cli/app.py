@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from kronattn.cli import bench, compare, demo, evaluate, explain, export, predict, report, tables, theorem, train
+from kronattn.cli import list as listing
 from kronattn.version import __version__
 
 # ClickException: typer brings its own copy of click from 0.26 on, and re-exports only its leaves.
@@ -18,7 +19,7 @@ app = typer.Typer(
     name="kronattn",
     help="Kronecker attention: the paper's tables and theorem recomputed, benchmarks, networks and their training.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
@@ -31,7 +32,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print it."),
+    version: bool = typer.Option(False, "--version", "-V", callback=_print_version, is_eager=True, help="Print it."),
 ) -> None: ...
 
 
@@ -44,6 +45,7 @@ app.command("predict")(predict.predict)
 app.command("explain")(explain.explain)
 app.command("export")(export.export)
 app.command("demo")(demo.demo)
+app.add_typer(listing.app, name="list")
 app.add_typer(tables.app, name="tables")
 app.add_typer(bench.app, name="bench")
 
@@ -65,12 +67,16 @@ def run(arguments: Sequence[str]) -> int:
     except RuntimeError as error:
         if not getattr(error, "one_line", False):
             raise
-        return _fail(str(error), 1)
+        return _fail(str(error), getattr(error, "exit_code", 1))
     return code if isinstance(code, int) else 0
 
 
 # Which extra brings a package that a sub-command may find missing.
 _EXTRAS = {
+    "demo": ("gradio",),
+    "export": ("onnx", "onnx_ir", "onnxruntime", "onnxscript"),
+    "plots": ("matplotlib",),
+    "timm": ("timm",),
     "train": ("jsonargparse", "lightning", "scipy", "sklearn", "tensorboard", "torchmetrics", "yaml"),
     "vision": ("PIL", "safetensors", "torchvision"),
 }

@@ -9,6 +9,8 @@ from pathlib import Path
 import typer
 
 from kronattn.cli.output import (
+    QUIET_HELP,
+    be_quiet,
     check_figure,
     check_writable,
     console,
@@ -31,7 +33,7 @@ def _bench() -> None: ...
 @app.command()
 def networks(
     models: str = typer.Option("", help="Comma-separated: our names, torchvision/NAME, timm/NAME. Default: all."),
-    device: str = typer.Option("cpu", help="Where to run: cpu, cuda, cuda:1."),
+    device: str = typer.Option("cpu", help="Where to run: auto, cpu, cuda, cuda:1, mps."),
     dtype: str = typer.Option("float32", help="float32, or bfloat16 and float16 through autocast."),
     batch: int = typer.Option(16, min=1, help="Images in a batch."),
     size: int = typer.Option(224, min=32, help="Height and width of the images."),
@@ -39,8 +41,9 @@ def networks(
     work: str = typer.Option("inference,training", help="inference, training, or both."),
     how: str = typer.Option("eager", help="eager, compiled, or both."),
     seconds: float = typer.Option(8.0, min=0.01, help="Time to spend on each way of running."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
-    output: Path | None = typer.Option(None, help="Write the JSON object into this file too."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Write the JSON object into this file too."),
 ) -> None:
     """Images a second of our networks against torchvision's and timm's.
 
@@ -76,15 +79,20 @@ def networks(
 @app.command()
 def operators(
     names: str = typer.Option("", "--operators", help="Comma-separated. Default: all that can run, uncompiled."),
-    shapes: str = typer.Option("", help="Comma-separated, like 64x64x56x56. Default: eight, up to 4x64x512x512."),
-    device: str = typer.Option("cuda", help="Where to run: cpu, cuda, cuda:1."),
-    dtype: str = typer.Option("bfloat16", help="float32, float16, bfloat16 or float64."),
+    shapes: str = typer.Option(
+        "", help="Comma-separated, like 64x64x56x56. Default: eight on a GPU, two small ones elsewhere."
+    ),
+    device: str = typer.Option("auto", help="Where to run: auto, cpu, cuda, cuda:1, mps."),
+    dtype: str = typer.Option(
+        "", help="float32, float16, bfloat16 or float64. Default: bfloat16 on a GPU, else float32."
+    ),
     contiguous: bool = typer.Option(False, "--contiguous", help="Inputs with positions side by side, not channels."),
     training: bool = typer.Option(True, help="Measure forward plus backward too."),
     seconds: float = typer.Option(0.2, min=0.001, help="Time to spend on each measurement."),
     load: Path | None = typer.Option(None, help="Show an earlier run's JSON file instead of measuring."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
-    output: Path | None = typer.Option(None, help="Write the JSON object into this file too."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Write the JSON object into this file too."),
     figure: Path | None = typer.Option(None, help="Draw a figure into this file, .png or .svg."),
 ) -> None:
     """What attention operators cost beside a copy of their input: ours, fused, axial, criss-cross, efficient.
@@ -93,6 +101,7 @@ def operators(
     """
     from kronattn.bench.operators import (
         SHAPES,
+        SMALL_SHAPES,
         bench_operators,
         cost_table,
         draw_costs,
@@ -111,10 +120,11 @@ def operators(
         found = json_module.loads(load.read_text())
         costs = from_json(found)
     else:
-        on, of = resolve_device(device), resolve_dtype(dtype)
+        on = resolve_device(device)
+        of = resolve_dtype(dtype or ("bfloat16" if on.type == "cuda" else "float32"))
         costs = bench_operators(
             [name.strip() for name in names.split(",")] if names else None,
-            parse_shapes(shapes) if shapes else SHAPES,
+            parse_shapes(shapes) if shapes else SHAPES if on.type == "cuda" else SMALL_SHAPES,
             device=on,
             dtype=of,
             channels_last=not contiguous,
@@ -140,8 +150,9 @@ def loader(
     config: str = typer.Option(..., help="The recipe: a YAML file, or the name of ours."),
     data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
     epochs: int = typer.Option(4, min=2, help="Epochs of each kind; the first is left out."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of a line."),
-    output: Path | None = typer.Option(None, help="Write the JSON object into this file too."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Write the JSON object into this file too."),
 ) -> None:
     """Whether data holds training back: images a second with a recipe's data, and with one batch again and again.
 
@@ -172,7 +183,7 @@ def heads(
     stride: int = typer.Option(8, min=1, help="Output stride of the features."),
     classes: int = typer.Option(21, min=1, help="Classes."),
     batch: int = typer.Option(1, min=1, help="Images in a batch."),
-    device: str = typer.Option("cpu", help="Where to run: cpu, cuda, cuda:1."),
+    device: str = typer.Option("cpu", help="Where to run: auto, cpu, cuda, cuda:1, mps."),
     dtype: str = typer.Option("float32", help="float32, float16, bfloat16 or float64."),
     channels_last: bool = typer.Option(False, "--channels-last", help="Keep channels side by side in memory."),
     work: str = typer.Option("inference", help="inference, training, or both."),
@@ -180,8 +191,9 @@ def heads(
     memory_budget: float | None = typer.Option(
         None, help="Gigabytes; heads that need more are left out. By default 4, or half of a GPU's."
     ),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
-    output: Path | None = typer.Option(None, help="Write the JSON object into this file too."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Write the JSON object into this file too."),
     figure: Path | None = typer.Option(None, help="Draw a figure into this file, .png or .svg."),
 ) -> None:
     """What segmentation heads cost by themselves, beyond the features: ASPP, regular and Kronecker attention.
@@ -232,8 +244,9 @@ def export(
     batch: int = typer.Option(1, min=1, help="Images in a batch."),
     size: int = typer.Option(224, min=32, help="Height and width of the images."),
     seconds: float = typer.Option(20.0, min=0.01, help="Time to spend on timing; capturing takes longer."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
-    output: Path | None = typer.Option(None, help="Write the JSON object into this file too."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Write the JSON object into this file too."),
 ) -> None:
     """Latency on the CPU of PyTorch eager, torch.compile and onnxruntime, KANet against MobileNetV2.
 

@@ -24,7 +24,9 @@ def compare(
     seeds: str = typer.Option("0-2", help="Numbers and ranges: 0-4, or 0,2,5."),
     baseline: str = typer.Option("", help="Differences are taken to this network. Default: the first."),
     data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
-    jobs: int = typer.Option(1, min=1, help="Runs at a time. Images a second are then left to --alone."),
+    jobs: int = typer.Option(
+        1, min=1, help="Processes that train side by side. Images a second are then left to --alone."
+    ),
     alone: int = typer.Option(
         0, min=0, help="Epochs, from 2, that each network trains by itself in the end, for its speed."
     ),

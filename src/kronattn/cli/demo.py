@@ -6,13 +6,14 @@ from pathlib import Path
 
 import typer
 
+from kronattn.cli.network import WEIGHTS_HELP
 from kronattn.cli.output import console
 
 __all__ = ["demo"]
 
 
 def demo(
-    weights: str = typer.Option("kanet_kv", help="A trained network: a file, or one that comes with weights."),
+    weights: str = typer.Option("kanet_kv", "--weights", "-w", help=WEIGHTS_HELP),
     host: str = typer.Option("127.0.0.1", help="Address to serve on. The default is this computer alone."),
     port: int = typer.Option(7860, min=0, max=65535, help="Port to serve on; 0 for any that is free."),
     examples: Path | None = typer.Option(None, help="Folder of images to offer as examples."),

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import typer
 
-from kronattn.cli.output import check_figure, console, print_json, progress, write_figure
+from kronattn.cli.network import WEIGHTS_HELP, accelerator_of, given_network
+from kronattn.cli.output import QUIET_HELP, be_quiet, check_figure, console, print_json, progress, write_figure
 
 __all__ = ["evaluate"]
 
@@ -14,22 +15,27 @@ PICTURES = 6
 
 
 def evaluate(
-    checkpoint: str = typer.Argument(help="A .safetensors or .ckpt file, or a network that comes with weights."),
+    checkpoint: str | None = typer.Argument(None, help="The same as --weights.", show_default=False),
+    weights: str | None = typer.Option(None, "--weights", "-w", help=WEIGHTS_HELP),
     data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
     dataset: str | None = typer.Option(None, help="Its kind. Default: the one that the network was trained on."),
     split: str = typer.Option("val", help="Which part of it."),
     batch: int | None = typer.Option(None, min=1, help="Images in a batch. Default: by task and device."),
-    accelerator: str = typer.Option("auto", help="auto, cpu or gpu."),
+    device: str = typer.Option("auto", help="Where to run: auto, cpu, cuda, mps."),
+    accelerator: str | None = typer.Option(None, hidden=True),
     precision: str = typer.Option("32-true", help="32-true, bf16-mixed or 16-mixed."),
     workers: int = typer.Option(8, min=0, help="Processes that decode, where images are not kept in memory."),
     skip_bad_images: bool = typer.Option(False, "--skip-bad-images", help="Leave them out and count them."),
-    output: Path | None = typer.Option(None, help="Draw the confusion matrix into this file, .png or .svg."),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", help="Draw the confusion matrix into this file, .png or .svg."
+    ),
     pictures: Path | None = typer.Option(None, help="Of a segmenter: draw predictions into this file, .png or .svg."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
 ) -> None:
     """Top-1, top-5, calibration and each class's accuracy; of a segmenter pixel accuracy and each class's IoU.
 
-    Example: kronattn evaluate kanet_kv --data imagenette-144-val.tar
+    Example: kronattn evaluate --weights kanet_kv --data imagenette-144-val.tar
     """
     from kronattn.training.evaluation import evaluate as examine
 
@@ -38,12 +44,12 @@ def evaluate(
     if pictures is not None:
         check_figure(pictures, "--pictures")
     evaluated = examine(
-        checkpoint,
+        given_network(checkpoint, weights),
         data,
         data=dataset,
         split=split,
         batch_size=batch,
-        accelerator=accelerator,
+        accelerator=accelerator or accelerator_of(device),
         precision=precision,
         workers=workers,
         skip_bad_images=skip_bad_images,

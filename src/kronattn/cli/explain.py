@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from kronattn.cli.network import WEIGHTS_HELP
 from kronattn.cli.output import check_writable, console, print_json, write_atomically, write_figure
 
 __all__ = ["explain"]
@@ -13,11 +14,13 @@ __all__ = ["explain"]
 
 def explain(
     image: Path = typer.Argument(help="An image file."),
-    weights: str = typer.Option(..., help="A trained network: a file, or the name of one that comes with weights."),
+    weights: str = typer.Option(..., "--weights", "-w", help=WEIGHTS_HELP),
     at: str | None = typer.Option(None, help="The position to look from: x,y in pixels. Default: the centre."),
-    layer: str | None = typer.Option(None, help="Comma-separated names or numbers of attention layers. Default: all."),
-    output: Path = typer.Option(Path("out/explain.png"), help="Write the picture (.png, .svg) or page (.html) here."),
-    device: str = typer.Option("cpu", help="Where to run: cpu, cuda, cuda:1."),
+    layer: str | None = typer.Option(None, help="Attention layers: all, or names or numbers with commas."),
+    output: Path = typer.Option(
+        Path("out/explain.png"), "--output", "-o", help="Write the picture (.png, .svg) or page (.html) here."
+    ),
+    device: str = typer.Option("auto", help="Where to run: auto, cpu, cuda, cuda:1, mps."),
     json: bool = typer.Option(False, "--json", help="Print the weights as one JSON object too."),
 ) -> None:
     """Draw the row and column weights of a position, and the map they imply, for KAO_KV, KAO_QKV and regular attention.
@@ -26,7 +29,7 @@ def explain(
 
     Example: kronattn explain church.jpg --weights kanet_kv --at 120,80 --output church.html
     """
-    from kronattn.data.prepare import prepare_image, require_torchvision
+    from kronattn.data.prepare import prepare_image, require_torchvision, seen_part
     from kronattn.tables.rendering import require_matplotlib
 
     require_torchvision("explain")
@@ -34,14 +37,17 @@ def explain(
     from kronattn.data.images import read_image
     from kronattn.explain import (
         choose_layers,
-        compare_operators,
+        describe_prediction,
         draw_layers,
         grid_position,
+        look,
         parse_place,
+        place_in_part,
         render_explanation,
     )
     from kronattn.measure import resolve_device
     from kronattn.models.files import load_model
+    from kronattn.predict.tasks import TASKS
 
     if output.suffix.lower() not in (".png", ".svg", ".html", ".htm"):
         raise ValueError(f"--output must end in .png, .svg or .html, got {output}")
@@ -50,25 +56,34 @@ def explain(
     place = parse_place(at, picture.width, picture.height)
     on = resolve_device(device)
     model, description = load_model(weights)
-    prepared = prepare_image(picture, description, cut="whole").unsqueeze(0).to(on)
-    chosen = choose_layers(compare_operators(model.to(on), prepared), layer)
+    # The pass that kronattn predict makes, and what it sees of the image.
+    cut = TASKS[description.task].cut
+    prepared = prepare_image(picture, description, cut=cut).unsqueeze(0).to(on)
+    part = seen_part(picture, description, cut=cut)
+    place = place_in_part(place, (part.width / picture.width, part.height / picture.height))
+    picture = part
+    scores, comparisons = look(model.to(on), prepared)
+    chosen = choose_layers(comparisons, layer)
+    predicted = describe_prediction(scores[0].float().cpu(), description.classes, place)
     if output.suffix.lower() in (".html", ".htm"):
-        lead = f"{description.model} looks at the image from the marked position."
+        lead = f"{description.model} looks at the image from the marked position. {predicted}"
         page = render_explanation(picture, chosen, place, title=f"Where attention looks: {image.name}", lead=lead)
         write_atomically(output, page)
     else:
-        write_figure(output, draw_layers(picture, chosen, place))
+        write_figure(output, draw_layers(picture, chosen, place, caption=f"{description.model}. {predicted}"))
     if not json:
-        console.print(f"Explanation: {output}", highlight=False, markup=False, soft_wrap=True)
+        for line in (predicted, f"Explanation: {output}"):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         return
     layers = []
     for one in chosen:
         position = grid_position(place, one.grid)
         weights_of = {mode: call.at(*position) for mode, call in one.calls.items()}
         operators = {
-            mode: {"rows": found.rows[0].tolist(), "columns": found.columns[0].tolist(), "total": found.total}
-            for mode, found in weights_of.items()
+            mode: {"rows": weight.rows[0].tolist(), "columns": weight.columns[0].tolist(), "total": weight.total}
+            for mode, weight in weights_of.items()
         }
         grid, where = list(one.grid), list(position)
         layers.append({"layer": one.name, "own": one.own, "grid": grid, "position": where, "operators": operators})
-    print_json({"image": str(image), "model": description.model, "output": str(output), "layers": layers})
+    found = {"image": str(image), "model": description.model, "prediction": predicted, "output": str(output)}
+    print_json(found | {"seen": list(prepared.shape[2:]), "layers": layers})

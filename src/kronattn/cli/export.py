@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kronattn.cli.output import check_writable, console, print_json, progress, write_atomically
+from kronattn.cli.network import WEIGHTS_HELP, given_network
+from kronattn.cli.output import QUIET_HELP, be_quiet, check_writable, console, print_json, progress, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,29 +24,37 @@ _SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 
 
 def export(
-    network: str = typer.Argument(help="A trained network's file, or a network's name."),
+    network: str | None = typer.Argument(None, help="The same as --weights.", show_default=False),
+    weights: str | None = typer.Option(None, "--weights", "-w", help=f"{WEIGHTS_HELP} Others are exported untrained."),
     format: str = typer.Option("onnx", help="onnx or torch-export."),
     dynamic: bool = typer.Option(False, "--dynamic", help="Any batch, height and width rather than one image's."),
-    output: Path | None = typer.Option(None, help="Write into this file. Default: the network's name in out/."),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", help="Write into this file. Default: the network's name in out/."
+    ),
     int8: str | None = typer.Option(None, help="Quantise an ONNX file to 8 bits: static or dynamic."),
     calibrate: Path | None = typer.Option(None, help="Folder of images that --int8 static takes its ranges from."),
     images: int = typer.Option(64, min=1, help="How many of them."),
     accuracy: Path | None = typer.Option(None, help="Folder of CLASS/IMAGE to measure accuracy on, before and after."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
 ) -> None:
     """Write a network as ONNX or as an exported PyTorch program, checked against PyTorch before anything is written.
 
-    With --dynamic it is checked at 224×224, 192×256 and 320×320; a difference above 1e-4 is refused.
+    With --dynamic it is checked at 224×224, 192×256 and 320×320; a difference above 1e-4 of the largest output is
+    refused.
 
-    Example: kronattn export kanet_kv --dynamic --output kanet_kv.onnx
+    Example: kronattn export --weights kanet_kv --dynamic --output kanet_kv.onnx
     """
-    from kronattn.data.prepare import require_torchvision
-
-    require_torchvision("export")
+    network = given_network(network, weights)
     from kronattn.export import FORMATS, export_network, find_network
+    from kronattn.export.runtime import require_onnx
+    from kronattn.extras import require_library
 
     if format not in FORMATS:
         raise ValueError(f"--format must be {' or '.join(FORMATS)}, not {format!r}")
+    if format == "onnx":
+        require_onnx()
+    require_library("torchvision", "export", extra="export")
     if int8 is not None and format != "onnx":
         raise ValueError("--int8 is for --format onnx")
     if int8 == "static" and calibrate is None:

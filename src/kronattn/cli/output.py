@@ -14,6 +14,8 @@ from rich.progress import track
 from kronattn.atomic import write_atomically
 
 __all__ = [
+    "QUIET_HELP",
+    "be_quiet",
     "check_figure",
     "check_writable",
     "console",
@@ -25,8 +27,19 @@ __all__ = [
 
 Item = TypeVar("Item")
 
+# Of commands that take long.
+QUIET_HELP = "No progress bar."
+_quiet = False
+
 console = Console()
 _progress_console = Console(stderr=True)
+
+
+def be_quiet(wanted: bool) -> bool:
+    """Called with what --quiet says, before a command begins."""
+    global _quiet
+    _quiet = wanted
+    return wanted
 
 
 def print_json(payload: Any) -> None:
@@ -36,22 +49,22 @@ def print_json(payload: Any) -> None:
 
 def progress(items: Sequence[Item], description: str) -> Iterable[Item]:
     """Yield ``items`` behind a progress bar on standard error, so that standard output stays clean."""
-    if not _progress_console.is_terminal:
+    if _quiet or not _progress_console.is_terminal:
         return items
     return track(items, description=description, console=_progress_console)
 
 
-def check_writable(path: Path) -> Path:
+def check_writable(path: Path, option: str = "--output") -> Path:
     """Refuse an output path that could not be written, before hours of work are spent on filling it."""
     if path.is_dir():
-        raise IsADirectoryError(f"--output {path} is a folder; give the path of a file")
+        raise IsADirectoryError(f"{option} {path} is a folder; give the path of a file")
     folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OSError(f"--output {path}: cannot write into {folder} ({error.strerror})") from None
+        raise OSError(f"{option} {path}: cannot write into {folder} ({error.strerror})") from None
     return path
 
 
@@ -61,7 +74,7 @@ def check_figure(path: Path, option: str = "--output") -> None:
 
     if path.suffix.lower() not in FIGURE_SUFFIXES:
         raise ValueError(f"{option} must end in {' or '.join(FIGURE_SUFFIXES)}, got {path}")
-    check_writable(path)
+    check_writable(path, option)
     require_matplotlib(option)
 
 

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kronattn.cli.output import check_writable, console, print_json, progress, write_atomically
+from kronattn.cli.network import WEIGHTS_HELP
+from kronattn.cli.output import QUIET_HELP, be_quiet, check_writable, console, print_json, progress, write_atomically
 
 if TYPE_CHECKING:
     from PIL import Image
 
+    from kronattn.models.files import Description
     from kronattn.predict import Result
 
 __all__ = ["predict"]
@@ -24,12 +26,16 @@ __all__ = ["predict"]
 
 def predict(
     images: list[Path] = typer.Argument(help="Image files, and folders of them."),
-    weights: str = typer.Option(..., help="A trained network: a file, or the name of one that comes with weights."),
+    weights: str = typer.Option(..., "--weights", "-w", help=WEIGHTS_HELP),
     top: int = typer.Option(5, min=1, help="How many classes to give for each image."),
     batch: int = typer.Option(16, min=1, help="Images in a batch."),
-    device: str = typer.Option("auto", help="Where to run: cpu, cuda, cuda:1. Default: a GPU where there is one."),
-    output: Path | None = typer.Option(None, help="Write the predictions into this file, .csv or .json."),
+    device: str = typer.Option("auto", help="Where to run: auto, cpu, cuda, cuda:1, mps."),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", help="Write the predictions into this file, .csv or .json."
+    ),
     overlays: Path = typer.Option(Path("out/overlays"), help="Segmentation: the folder for pictures."),
+    masks: Path = typer.Option(Path("out/masks"), help="Segmentation: the folder for labels, as palette images."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
 ) -> None:
     """Classify images, or segment them and draw the classes over them, as the network's weights say.
@@ -41,8 +47,6 @@ def predict(
     from kronattn.data.prepare import require_torchvision
 
     require_torchvision("predict")
-    import torch
-
     from kronattn.measure import resolve_device
     from kronattn.models.files import load_model
     from kronattn.predict import list_images, predict_files, results_csv, results_json, results_table
@@ -53,25 +57,31 @@ def predict(
             raise ValueError(f"--output must end in .csv or .json, got {output}")
         check_writable(output)
     paths = list_images(images)
-    on = resolve_device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    on = resolve_device(device)
     model, description = load_model(weights)
     segments = description.task == "segmentation"
     if segments:
-        check_writable(overlays / "overlay.png")
+        for option, folder in (("--overlays", overlays), ("--masks", masks)):
+            check_writable(folder / "picture.png", option)
     track = partial(progress, description="Predicting")
     results: list[Result] = []
+    written: dict[Path, dict[str, str]] = {}
     for result in predict_files(paths, model, description, top=top, batch=batch, device=on, track=track):
         if result.error and len(paths) == 1:
             raise ValueError(result.error)
         if result.error:
             print(f"kronattn: skipped: {result.error}", file=sys.stderr)
-        if result.picture is not None:
+        if result.picture is not None and result.mask is not None:
             # Numbered, since images in two folders may have one name; and not kept, since there may be thousands.
             name = f"{len(results):04d}-{result.path.stem}.png"
             write_atomically(overlays / name, _png(result.picture))
-            result = replace(result, picture=None)
+            write_atomically(masks / name, _png(result.mask))
+            written[result.path] = {"overlay": str(overlays / name), "mask": str(masks / name)}
+            result = replace(result, picture=None, mask=None)
         results.append(result)
-    found = results_json(results, description)
+    if written:
+        _write_legend(description, overlays, masks)
+    found = results_json(results, description, written)
     if output is not None:
         text = results_csv(results) if output.suffix.lower() == ".csv" else json_module.dumps(found, indent=2) + "\n"
         write_atomically(output, text)
@@ -79,10 +89,36 @@ def predict(
         print_json(found)
     else:
         console.print(to_rich(results_table(results, description), width=console.width))
-        if segments:
-            console.print(f"Overlays: {overlays}", highlight=False, markup=False, soft_wrap=True)
+        if written:
+            _print_legend(description)
+            for what, folder in (("Overlays", overlays), ("Masks", masks)):
+                console.print(f"{what}: {folder}", highlight=False, markup=False, soft_wrap=True)
     if any(result.error for result in results):
         raise typer.Exit(1)
+
+
+def _write_legend(description: Description, overlays: Path, masks: Path) -> None:
+    """What the colours mean: a picture beside the overlays, a text beside the masks, which training could read."""
+    from kronattn.data.mask_classes import classes_text
+    from kronattn.predict import colours_of, draw_legend
+
+    names = description.classes
+    if names:
+        colours = colours_of(description, len(names))
+        write_atomically(overlays / "legend.png", _png(draw_legend(names, colours)))
+        write_atomically(masks / "classes.txt", classes_text(names, colours))
+
+
+def _print_legend(description: Description) -> None:
+    from rich.text import Text
+
+    from kronattn.predict import colours_of
+
+    line = Text()
+    names = description.classes
+    for name, (red, green, blue) in zip(names, colours_of(description, len(names)), strict=True):
+        line.append("■", style=f"rgb({red},{green},{blue})").append(f" {name}  ")
+    console.print(line)
 
 
 def _png(picture: Image.Image) -> bytes:

@@ -6,16 +6,20 @@ from pathlib import Path
 
 import typer
 
-from kronattn.cli.output import check_writable, console, progress, write_atomically
+from kronattn.cli.output import QUIET_HELP, be_quiet, check_writable, console, print_json, progress, write_atomically
 
 __all__ = ["report"]
 
 
 def report(
-    output: Path = typer.Option(Path("out/report.html"), help="Write the page into this file, .html."),
-    device: str = typer.Option("cpu", help="Where to measure: cpu, cuda, cuda:1."),
+    output: Path = typer.Option(
+        Path("out/report.html"), "--output", "-o", help="Write the page into this file, .html."
+    ),
+    device: str = typer.Option("cpu", help="Where to measure: auto, cpu, cuda, cuda:1, mps."),
     dtype: str = typer.Option("float32", help="float32, float16, bfloat16 or float64."),
     quick: bool = typer.Option(False, "--quick", help="Small sizes only, in a few seconds."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the tables."),
 ) -> None:
     """Recompute the paper's tables, check its theorem, and write both as one self-contained HTML page.
 
@@ -38,10 +42,15 @@ def report(
     for section in SECTIONS:
         content = section.build(settings)
         sections.append((section, content))
-        for table in content.tables:
+        for table in [] if json else content.tables:
             console.print(to_rich(table, width=console.width))
             console.print()
     write_atomically(output, render_page(sections, describe_environment(settings.device, settings.dtype)))
-    console.print(f"Report: {output}", highlight=False, markup=False, soft_wrap=True)
-    if not all(content.passed for _, content in sections):
+    passed = {section.name: content.passed for section, content in sections}
+    if json:
+        highlights = [{"value": one.value, "label": one.label} for _, content in sections for one in content.highlights]
+        print_json({"output": str(output), "passed": passed, "highlights": highlights})
+    else:
+        console.print(f"Report: {output}", highlight=False, markup=False, soft_wrap=True)
+    if not all(passed.values()):
         raise typer.Exit(1)

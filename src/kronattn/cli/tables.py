@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from kronattn.cli.output import check_figure, console, print_json, progress, write_figure
+from kronattn.cli.output import QUIET_HELP, be_quiet, check_figure, console, print_json, progress, write_figure
 
 __all__ = ["app", "networks", "operators", "segmentation"]
 
@@ -15,14 +15,15 @@ app = typer.Typer(no_args_is_help=True, help="The paper's tables, recomputed bes
 
 @app.command()
 def operators(
-    device: str = typer.Option("cpu", help="Where to run: cpu, cuda, cuda:1."),
+    device: str = typer.Option("cpu", help="Where to run: auto, cpu, cuda, cuda:1, mps."),
     dtype: str = typer.Option("float32", help="float32, float16, bfloat16 or float64."),
     memory_budget: float | None = typer.Option(
         None, help="Gigabytes; operators that need more are left out. By default 2, or half of a GPU's."
     ),
     quick: bool = typer.Option(False, "--quick", help="Small grids only, in a second or two."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the tables."),
-    output: Path | None = typer.Option(None, help="Draw a figure into this file, .png or .svg."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Draw a figure into this file, .png or .svg."),
 ) -> None:
     """Recompute Table 2: what regular, pooled, fused and Kronecker attention cost on one feature map.
 
@@ -71,6 +72,7 @@ def operators(
 
 @app.command()
 def networks(
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the tables."),
 ) -> None:
     """Recompute Tables 3, 4 and 5: parameters and multiply-adds of every network.
@@ -93,7 +95,7 @@ def segmentation(
     backbone: str = typer.Option("resnet101", help="resnet101 as in the paper, resnet50, resnet18, kanet_kv, ..."),
     sizes: str = typer.Option("321,513", help="Heights and widths of the images, with commas between."),
     batch: int = typer.Option(1, min=1, help="Images in a batch."),
-    device: str = typer.Option("cpu", help="Where to run: cpu, cuda, cuda:1."),
+    device: str = typer.Option("cpu", help="Where to run: auto, cpu, cuda, cuda:1, mps."),
     dtype: str = typer.Option("float32", help="float32, float16, bfloat16 or float64."),
     memory_budget: float | None = typer.Option(
         None, help="Gigabytes; heads that need more are left out. By default 4, or half of a GPU's."
@@ -102,8 +104,9 @@ def segmentation(
     results: Path | None = typer.Option(
         None, help="What our training runs found. By default results/camvid.json, where it is there."
     ),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the tables."),
-    output: Path | None = typer.Option(None, help="Draw a figure into this file, .png or .svg."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Draw a figure into this file, .png or .svg."),
 ) -> None:
     """Recompute Table 6: DeepLabV2 with ASPP, regular and Kronecker attention, and what each head costs.
 

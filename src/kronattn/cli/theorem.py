@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kronattn.cli.output import check_figure, console, print_json, progress, write_figure
+from kronattn.cli.output import QUIET_HELP, be_quiet, check_figure, console, print_json, progress, write_figure
 
 __all__ = ["theorem"]
 
@@ -20,9 +20,11 @@ def theorem(
         float, typer.Option(help="Probability that all sampled checks pass if the theorem is true.")
     ] = 0.999,
     seed: Annotated[int, typer.Option(help="Seed of the model's parameters and of the samples.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", callback=be_quiet, help=QUIET_HELP)] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Draw a figure into this file, .png or .svg.", show_default=False)
+        Path | None,
+        typer.Option("--output", "-o", help="Draw a figure into this file, .png or .svg.", show_default=False),
     ] = None,
 ) -> None:
     """Check Theorem 1 and each equation before it: exactly where it can be, by sampling where not.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
 
-from kronattn.cli.output import console, print_json, progress
+from kronattn.cli.network import accelerator_of
+from kronattn.cli.output import QUIET_HELP, be_quiet, console, print_json, progress
 
 __all__ = ["CONTEXT", "overrides_of", "train"]
 
@@ -21,11 +26,14 @@ def train(
     data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
     model: str | None = typer.Option(None, help="The network: one of ours, or timm/NAME."),
     seed: int | None = typer.Option(None, help="Of weights, order and augmentation."),
+    device: str | None = typer.Option(None, help="Where to run: auto, cpu, cuda, mps. Default: the recipe's."),
     devices: int | None = typer.Option(None, min=1, help="Processes, one for each device."),
-    output: Path | None = typer.Option(None, help="The run's folder. Default: runs/RECIPE-MODEL-seedN."),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", help="The run's folder. Default: runs/RECIPE-MODEL-seedN."
+    ),
     resume: bool = typer.Option(False, "--resume", help="Continue the run in its folder, if there is one."),
     skip_bad_images: bool = typer.Option(False, "--skip-bad-images", help="Leave them out and count them."),
-    quiet: bool = typer.Option(False, "--quiet", help="No progress bar."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the summary."),
 ) -> None:
     """Train a network after a recipe; any setting can be changed with key=value or --key value.
@@ -35,33 +43,48 @@ def train(
 
     Example: kronattn train --config recipes/digits.yaml --model kanet_qkv --seed 1 epochs=5 optimiser.lr=0.05
     """
+    from kronattn.training.interruption import Interrupted
     from kronattn.training.recipe import load_recipe
     from kronattn.training.run import run_folder
     from kronattn.training.run import train as run
     from kronattn.training.tasks import TASKS
 
     changes = overrides_of(context.args)
-    named = {"data.path": data, "model.name": model, "seed": seed, "devices": devices, "output": output}
+    named: dict[str, object] = {
+        "data.path": data,
+        "model.name": model,
+        "seed": seed,
+        "devices": devices,
+        "output": output,
+    }
+    named["accelerator"] = None if device is None else accelerator_of(device)
     changes += [f"{key}={value}" for key, value in named.items() if value is not None]
     if skip_bad_images:
         changes.append("data.skip_bad_images=true")
     recipe = load_recipe(config, changes)
     folder = run_folder(recipe, _recipe_name(config))
-    result = run(
-        recipe,
-        folder=folder,
-        resume=resume,
-        progress=not quiet and sys.stderr.isatty(),
-        track=progress,
-    )
+    try:
+        with _nothing_half_written(folder):
+            result = run(
+                recipe,
+                folder=folder,
+                resume=resume,
+                progress=None if quiet else "bar" if sys.stdout.isatty() and sys.stderr.isatty() else "lines",
+                track=progress,
+            )
+    except (Interrupted, KeyboardInterrupt):
+        raise Interrupted(_how_to_go_on(folder)) from None
     if not result:
         return  # another process of the same run has it
     if json:
         print_json({**result, "folder": str(folder)})
         return
     task = TASKS[recipe.task]
-    reached = f"{task.label} {100 * result[task.score]:.2f}%"
+    reached = f"{task.label} {100 * result[task.score]:.2f}% after the last of {result['epochs']} epochs"
     lines = [f"{result['model']} on {result['data']}, seed {result['seed']}: {reached}"]
+    if result.get("best_epoch", result["epochs"]) != result["epochs"]:
+        best = f"{100 * result[f'best_{task.score}']:.2f}% after epoch {result['best_epoch']}"
+        lines.append(f"Best: {best}, whose weights are weights.safetensors; the last's are weights-last.safetensors")
     if result["images_per_second"]:
         waiting = f"{100 * result['waiting_for_data']:.1f}% of the time waiting for data"
         lines.append(f"{result['images_per_second']:,.0f} images a second in training, {waiting}")
@@ -69,6 +92,27 @@ def train(
         lines.append(f"{result['skipped_images']} bad images left out, such as {result['skipped'][0]}")
     for line in [*lines, f"Run: {folder}"]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _nothing_half_written(folder: Path) -> Iterator[None]:
+    """Take a new run's folder away again where bad input ends it before its first checkpoint."""
+    new = not folder.exists()
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ModuleNotFoundError):
+        if new and not (folder / "last.ckpt").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _how_to_go_on(folder: Path) -> str:
+    """Where an interrupted run's checkpoint is, and the command that goes on from it."""
+    last = folder / "last.ckpt"
+    if not last.exists():
+        return "interrupted before the first checkpoint: the same command starts again"
+    command = ["kronattn", "train", "--config", str(folder / "config.yaml"), "--output", str(folder), "--resume"]
+    return f"interrupted; the checkpoint is {last}, and this goes on from it: {shlex.join(command)}"
 
 
 def overrides_of(arguments: list[str]) -> list[str]:

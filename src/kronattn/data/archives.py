@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import glob
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 __all__ = ["Entry", "list_files", "list_folders"]
@@ -68,9 +69,17 @@ def _matching(pattern: str) -> list[Path]:
     return found
 
 
-def _list_one(path: Path) -> list[Entry]:
+def _list_one(path: Path) -> Sequence[Entry]:
     if path.is_dir():
         return [Entry(str(file.relative_to(path)), file, is_folder=file.is_dir()) for file in path.rglob("*")]
+    state = path.stat()
+    return _list_archive(path, state.st_mtime_ns, state.st_size)
+
+
+# Every split of a dataset asks for the files and for the folders, and a large archive takes a second to go through.
+@lru_cache(maxsize=8)
+def _list_archive(path: Path, changed: int, size: int) -> Sequence[Entry]:
+    """The entries of an archive as it was when it was last changed."""
     try:
         # Compressed archives are refused: their files cannot be reached without decompressing all before them.
         with tarfile.open(path, "r:") as archive:

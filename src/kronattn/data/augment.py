@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kronattn.data.transforms import ImageSettings
-
 __all__ = [
     "center_crop",
     "flip",
     "jitter",
+    "mix",
     "normalise",
     "random_crop",
     "random_erase",
@@ -111,7 +111,63 @@ def random_erase(images: Tensor, probability: float, area: tuple[float, float] =
     return images.masked_fill(rows & columns & chosen, 0)
 
 
-def normalise(images: Tensor, settings: ImageSettings) -> Tensor:
+def mix(
+    images: Tensor, labels: Tensor, classes: int, *, mixup: float = 0.0, cutmix: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Each image of (N, C, H, W) with a share of the one before it, and (N, classes) with the shares of both classes.
+
+    Args:
+        labels: (N,), class numbers.
+        mixup: alpha of mixup, which blends two images; 0 for none.
+        cutmix: alpha of CutMix, which pastes a rectangle of one into the other; 0 for none. With both, each batch takes
+            one of them.
+
+    Example:
+        >>> images, labels = mix(torch.ones(4, 3, 8, 8), torch.arange(4), 5, cutmix=1.0)
+        >>> images.shape, labels.sum(1).tolist()
+        (torch.Size([4, 3, 8, 8]), [1.0, 1.0, 1.0, 1.0])
+    """
+    targets = (labels[:, None] == torch.arange(classes, device=labels.device)).float()
+    # What each pixel keeps of its own image: the only thing in which the two differ.
+    ways = [way(alpha, images) for way, alpha in ((_blended, mixup), (_pasted, cutmix)) if alpha]
+    if not ways:
+        return images, targets
+    own = ways[0]
+    if len(ways) > 1:
+        own = torch.where(torch.rand((), device=images.device) < 0.5, ways[0], ways[1])
+    return torch.lerp(images.roll(1, 0), images, own), torch.lerp(targets.roll(1, 0), targets, own.mean())
+
+
+def _blended(alpha: float, images: Tensor) -> Tensor:
+    return _beta(alpha, images.device).expand(images.shape[-2:])
+
+
+def _pasted(alpha: float, images: Tensor) -> Tensor:
+    half = 0.5 * (1 - _beta(alpha, images.device)).sqrt()
+
+    def covered(length: int) -> Tensor:
+        centre = torch.rand((), device=images.device) * length
+        return (torch.arange(length, device=images.device) + 0.5 - centre).abs() < half * length
+
+    height, width = images.shape[-2:]
+    return 1 - (covered(height)[:, None] & covered(width)).float()
+
+
+def _beta(alpha: float, device: torch.device) -> Tensor:
+    both = torch.full((2,), alpha, device=device)
+    return torch.distributions.Beta(both[0], both[1], validate_args=False).sample()
+
+
+class Colours(Protocol):
+    """The part of the settings that says what the colours are like."""
+
+    @property
+    def mean(self) -> tuple[float, float, float]: ...
+    @property
+    def std(self) -> tuple[float, float, float]: ...
+
+
+def normalise(images: Tensor, settings: Colours) -> Tensor:
     """(N, 3, H, W) of values from 0 to 255 to float32 of about zero mean and unit variance."""
     mean, std = (_colour(tuple(values), images.device) for values in (settings.mean, settings.std))
     return (images.float() - mean) / std

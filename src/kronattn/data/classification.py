@@ -5,7 +5,7 @@ A new dataset is one function that returns a split of it, and one line in ``DATA
 
 from __future__ import annotations
 
-import difflib
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,8 @@ import numpy as np
 from PIL import Image
 
 from kronattn.data.archives import Entry, list_files, list_folders
-from kronattn.data.images import decode_image, is_image_name
+from kronattn.data.images import central_square, decode_image, is_image_name
+from kronattn.names import near_names
 
 __all__ = ["DATASETS", "LabelledImages", "check_same_classes", "load_split", "with_classes"]
 
@@ -41,12 +42,14 @@ class LabelledImages(ABC):
 
 @dataclass
 class ImageFiles(LabelledImages):
-    """Images in files, in a folder or an archive."""
+    """Images in files, in a folder or an archive; with ``square``, the square in the middle of each."""
 
     entries: Sequence[Entry]
+    square: bool = False
 
     def image(self, index: int) -> Image.Image:
-        return decode_image(self.entries[index].read(), self.name(index))
+        image = decode_image(self.entries[index].read(), self.name(index))
+        return central_square(image) if self.square else image
 
     def name(self, index: int) -> str:
         return str(self.entries[index])
@@ -79,9 +82,7 @@ def load_split(name: str, path: str | None, split: str) -> LabelledImages:
         (360, (8, 8))
     """
     if name not in DATASETS:
-        nearest = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else "known are " + ", ".join(DATASETS)
-        raise ValueError(f"unknown dataset {name!r}: {hint}")
+        raise ValueError(f"unknown dataset {name!r}: {near_names(name, DATASETS)}")
     if path is None and name != "digits":
         raise ValueError(f"the dataset {name!r} needs to know where it lies: give --data PATH")
     return DATASETS[name](path or "", split)
@@ -112,11 +113,15 @@ def with_classes(images: LabelledImages, classes: Sequence[str]) -> LabelledImag
 
 
 def _folder(path: str, split: str) -> ImageFiles:
-    """``train/CLASS/*`` and ``val/CLASS/*``, in a folder, a tar archive, or several of them."""
+    """``train/CLASS/*`` and ``val/CLASS/*``, in a folder, a tar archive, or several of them; or ``CLASS/*`` alone, of
+    which a fifth is held out."""
     entries = [entry for entry in list_files(path) if is_image_name(entry.name)]
+    if _is_unsplit(entries):
+        return _split_by_us(entries, split, path)
     found = [(placed, entry) for entry in entries if (placed := _class_of(entry.name, split)) is not None]
     if not found:
-        raise ValueError(f"{path} holds no images below {split}/: expected {split}/CLASS/IMAGE{_archives_in(path)}")
+        expected = f"{split}/CLASS/IMAGE or CLASS/IMAGE{_archives_in(path)}"
+        raise ValueError(f"{path} holds no images below {split}/: expected {expected}")
     classes = sorted({name for name, _ in found})
     for folder in list_folders(path):
         empty = _class_of(f"{folder}/.image", split)
@@ -124,6 +129,33 @@ def _folder(path: str, split: str) -> ImageFiles:
             raise ValueError(f"{path}: the class folder {split}/{empty} holds no image")
     number = {name: index for index, name in enumerate(classes)}
     return ImageFiles(classes, [number[name] for name, _ in found], [entry for _, entry in found])
+
+
+# Names that speak of a split: folders of these names hold classes, they are none.
+_SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "images", "masks"}
+_HELD_OUT = 5
+
+
+def _is_unsplit(entries: Sequence[Entry]) -> bool:
+    """Whether images lie in a folder for each class, with nobody's split."""
+    parents = {Path(entry.name).parts[:-1] for entry in entries}
+    return len(parents) > 1 and all(len(parts) == 1 and parts[0].lower() not in _SPLITS for parts in parents)
+
+
+def _split_by_us(entries: Sequence[Entry], split: str, path: str) -> ImageFiles:
+    """One image in five of each class for validation, always the same, whatever else the folder gets."""
+    classes = sorted({Path(entry.name).parts[0] for entry in entries})
+    labels, chosen = [], []
+    for number, name in enumerate(classes):
+        of_class = [entry for entry in entries if Path(entry.name).parts[0] == name]
+        if len(of_class) < 2:
+            raise ValueError(f"{path}: the class {name} has a single image; training and validation need one each")
+        ordered = sorted(of_class, key=lambda entry: hashlib.sha256(entry.name.encode()).digest())
+        held_out = set(ordered[: max(1, len(ordered) // _HELD_OUT)])
+        part = [entry for entry in of_class if (entry in held_out) == (split == "val")]
+        chosen += part
+        labels += [number] * len(part)
+    return ImageFiles(classes, labels, chosen)
 
 
 def _archives_in(path: str) -> str:

@@ -45,10 +45,18 @@ class DecodedImages(Dataset):
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         # The loader's own way of asking for a batch: one gather instead of a stack of single images.
-        chosen = torch.tensor(indices)
-        if self.pixels.is_cuda:
-            chosen = chosen.pin_memory().to(self.pixels.device, non_blocking=True)
-        return self.pixels[chosen], self.labels[chosen]
+        return self.gather(torch.tensor(indices, device=self.device))
+
+    @property
+    def device(self) -> torch.device:
+        return self.pixels.device
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and labels of some; ``indices`` lie on the same device."""
+        return self.pixels[indices], self.labels[indices]
+
+    def to(self, device: torch.device) -> DecodedImages:
+        return DecodedImages(self.pixels.to(device), self.labels.to(device))
 
 
 class ImageDataset(Dataset):

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-__all__ = ["IMAGE_SUFFIXES", "BadImage", "decode_image", "decode_with", "is_image_name", "read_image"]
+__all__ = ["IMAGE_SUFFIXES", "BadImage", "central_square", "decode_image", "decode_with", "is_image_name", "read_image"]
 
 Result = TypeVar("Result")
 
@@ -65,6 +65,20 @@ def decode_image(data: bytes, name: str) -> Image.Image:
         kronattn.data.images.BadImage: cat.jpg is not an image that Pillow can read
     """
     return decode_with(lambda image: _to_rgb(ImageOps.exif_transpose(image)), data, name)
+
+
+def central_square(image: Image.Image) -> Image.Image:
+    """The largest square in the middle of an image.
+
+    Example:
+        >>> central_square(Image.new("RGB", (300, 200))).size
+        (200, 200)
+    """
+    side = min(image.size)
+    if image.size == (side, side):
+        return image
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    return image.crop((left, top, left + side, top + side))
 
 
 def decode_with(convert: Callable[[Image.Image], Result], data: bytes, name: str) -> Result:

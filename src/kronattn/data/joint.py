@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -86,10 +86,17 @@ class SegmentationDataset(Dataset):
         return pair if pair is None or self.transform is None else self.transform(*pair)
 
     def keep(self, track: Callable[[Sequence[int], str], Iterable[int]] = lambda items, description: items) -> None:
-        """Decode everything now, with a thread for each processor, and keep it."""
+        """Decode everything now and keep it."""
+        self._kept = list(self.decoded(track))
+
+    def decoded(
+        self, track: Callable[[Sequence[int], str], Iterable[int]] = lambda items, description: items
+    ) -> Iterator[tuple[Any, Any] | None]:
+        """Every pair, with a thread for each processor that decodes; ``None`` for bad ones that are left out."""
         with ThreadPoolExecutor(available_processors()) as pool:
             pairs = pool.map(self._decoded, range(len(self)))
-            self._kept = [next(pairs) for _ in track(range(len(self)), "Decoding images")]
+            for _ in track(range(len(self)), "Decoding images"):
+                yield next(pairs)
 
     def _decoded(self, index: int) -> tuple[Any, Any] | None:
         from torchvision import tv_tensors

@@ -97,6 +97,9 @@ def voc_palette(count: int) -> tuple[Colour, ...]:
 def _numbers(image: Image.Image, name: str, labels: Labels) -> np.ndarray:
     if image.format in ("JPEG", "MPO"):
         raise BadImage(f"{name} is a JPEG, which does not keep labels: masks must be PNG or another lossless format")
+    if image.mode in ("1", "L") and labels.palette is not None and all(len(set(grey)) == 1 for grey in labels.palette):
+        # Such as 0 and 255 for two classes: grey is the colour, not the label.
+        return _from_colours(np.asarray(image.convert("RGB")), name, labels)
     if image.mode in _GREY:
         return np.asarray(image).astype(np.int64)
     if image.mode in _COLOURED:

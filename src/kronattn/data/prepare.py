@@ -13,7 +13,7 @@ from kronattn.extras import require_library
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["Seen", "prepare_image", "require_torchvision"]
+__all__ = ["Seen", "prepare_image", "require_torchvision", "seen_part"]
 
 # A photograph of twenty million pixels would take gigabytes of features, and its objects exceed any training crop.
 _LONGEST = 2048
@@ -30,6 +30,8 @@ class Seen(Protocol):
     def resize(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def keep_aspect(self) -> bool: ...
 
 
 def prepare_image(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Tensor:
@@ -39,8 +41,9 @@ def prepare_image(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Ten
         image: of any size.
         seen: a network's description.
         cut: "centre" scales to resize × resize and takes the centre of size × size, as when the network was
-            evaluated; "whole" scales likewise and keeps everything; "own" takes the image as it is, as segmenters
-            do, scaled down only where a side is longer than 2048.
+            evaluated (of the square in its middle, where the network keeps the aspect); "whole" scales likewise and
+            keeps everything; "own" takes the image as it is, as segmenters do, scaled down only where a side is longer
+            than 2048.
 
     Example:
         >>> from PIL import Image
@@ -52,6 +55,10 @@ def prepare_image(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Ten
     require_torchvision("reading images")
     from torchvision.transforms.v2 import functional
 
+    from kronattn.data.images import central_square
+
+    if cut == "centre" and seen.keep_aspect:
+        image = central_square(image)
     # A network of grey images has one mean.
     pixels = functional.pil_to_tensor(image if len(seen.mean) == 3 else image.convert("L"))
     if cut == "own":
@@ -65,6 +72,28 @@ def prepare_image(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Ten
             pixels = functional.center_crop(pixels, [seen.size, seen.size])
     mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (seen.mean, seen.std))
     return (pixels.float() / 255 - mean) / std
+
+
+def seen_part(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Image.Image:
+    """The part of an image that :func:`prepare_image` takes, at the image's own resolution.
+
+    Example:
+        >>> from PIL import Image
+        >>> from kronattn.models.files import Description
+        >>> seen_part(Image.new("RGB", (320, 640)), Description("kanet_kv", resize=256, size=224)).size
+        (280, 560)
+    """
+    from kronattn.data.images import central_square
+
+    if cut != "centre":
+        return image
+    if seen.keep_aspect:
+        image = central_square(image)
+    if seen.size == seen.resize:
+        return image
+    margin = (1 - seen.size / seen.resize) / 2
+    left, top = round(image.width * margin), round(image.height * margin)
+    return image.crop((left, top, image.width - left, image.height - top))
 
 
 def require_torchvision(wanted_by: str) -> None:

@@ -6,7 +6,8 @@ it, and one line in ``DATASETS``.
 
 from __future__ import annotations
 
-import difflib
+import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,12 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from PIL import Image
 
+from kronattn.atomic import write_atomically
 from kronattn.data.archives import Entry, list_files
 from kronattn.data.images import BadImage, decode_image, is_image_name
+from kronattn.data.mask_classes import classes_from_masks, classes_text
 from kronattn.data.masks import Colour, Labels, decode_mask, voc_palette
+from kronattn.names import near_names
 
 __all__ = ["CAMVID", "DATASETS", "VOC", "SegmentedImages", "load_segmentation"]
 
@@ -97,9 +101,7 @@ def load_segmentation(
         ValueError: unknown dataset 'vox': did you mean 'voc'?
     """
     if name not in DATASETS:
-        nearest = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else "known are " + ", ".join(DATASETS)
-        raise ValueError(f"unknown dataset {name!r}: {hint}")
+        raise ValueError(f"unknown dataset {name!r}: {near_names(name, DATASETS)}")
     files = {entry.name.replace("\\", "/"): entry for entry in list_files(path)}
     if name == "folder":
         labels = _labels_of(files, classes, ignore_index, str(path))
@@ -155,7 +157,7 @@ def _labels_of(files: Files, classes: Sequence[str] | int | None, ignore_index: 
         return Labels(tuple(classes), ignore_index)
     written = next((entry for name, entry in files.items() if PurePosixPath(name).name == _CLASSES_FILE), None)
     if written is None:
-        raise ValueError(f"{path} does not say which classes there are: add {_CLASSES_FILE}, a name on each line")
+        return _found_labels(files, ignore_index, path)
     names, colours = [], []
     for line in written.read().decode("utf-8").splitlines():
         if line.strip():
@@ -166,6 +168,28 @@ def _labels_of(files: Files, classes: Sequence[str] | int | None, ignore_index: 
     if colours and len(colours) != len(names):
         raise ValueError(f"{written} gives colours for {len(colours)} of {len(names)} classes: give all or none")
     return Labels(tuple(names), ignore_index, tuple(colours) or None)
+
+
+def _found_labels(files: Files, ignore_index: int, path: str) -> Labels:
+    """The classes that the masks of all splits hold; they are written down, where that can be, to be named by hand."""
+    masks = [
+        entry for name, entry in files.items() if is_image_name(name) and "masks" in PurePosixPath(name).parent.parts
+    ]
+    if not masks:
+        raise ValueError(
+            f"{path} does not say which classes there are: add {_CLASSES_FILE}, a name on each line, or masks/ to find "
+            "them in"
+        )
+    names, colours = classes_from_masks(masks, ignore_index)
+    folder = Path(path)
+    where = "kept in memory alone"
+    if folder.is_dir() and os.access(folder, os.W_OK):
+        write_atomically(folder / _CLASSES_FILE, classes_text(names, colours))
+        where = f"written to {folder / _CLASSES_FILE}, where you can name them"
+    logging.getLogger("kronattn").warning(
+        "kronattn: note: no %s; found %d classes in %d masks, %s", _CLASSES_FILE, len(names), len(masks), where
+    )
+    return Labels(tuple(names), ignore_index, tuple(colours) if colours else None)
 
 
 def _camvid(files: Files, split: str, path: str) -> SegmentedImages:

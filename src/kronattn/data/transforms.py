@@ -19,6 +19,7 @@ class ImageSettings:
 
     Args:
         resize: every image is scaled to resize × resize first.
+        keep_aspect: of an image that is not square, take the square in its middle before that, rather than squash it.
         size: the network sees size × size in training.
         crop: "random" cuts that from the scaled image; "resized" cuts a random part and scales it.
         scale: for "resized", the smallest and largest share of the image's area.
@@ -35,6 +36,7 @@ class ImageSettings:
 
     resize: int = 256
     size: int = 224
+    keep_aspect: bool = False
     crop: Literal["random", "resized"] = "random"
     scale: tuple[float, float] = (0.35, 1.0)
     flip: float = 0.5

@@ -1,13 +1,14 @@
-"""Pictures to start from: of our own making, since no dataset's images are in the package, and a photograph where
-scikit-learn is installed, which brings one."""
+"""Pictures to start from: photographs that other packages bring, and some of our own making, since no dataset's images
+are in the package."""
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from pathlib import Path
 
 from PIL import Image, ImageDraw
+
+from kronattn.data.photographs import photographs
 
 __all__ = ["write_examples"]
 
@@ -22,7 +23,7 @@ def write_examples(folder: Path) -> list[Path]:
         >>> [path.name for path in write_examples(Path(tempfile.mkdtemp()))][-3:]
         ['discs.png', 'street.png', 'stripes.png']
     """
-    found = [Path(shutil.copy(photograph, folder)) for photograph in _photographs()]
+    found = [Path(shutil.copy(photograph, folder)) for photograph in photographs()]
     for name, draw in (("discs", _discs), ("street", _street), ("stripes", _stripes)):
         image = Image.new("RGB", _SIZE, "#e2e8f0")
         draw(ImageDraw.Draw(image))
@@ -30,14 +31,6 @@ def write_examples(folder: Path) -> list[Path]:
         image.save(path)
         found.append(path)
     return found
-
-
-def _photographs() -> list[Path]:
-    """A temple in China, which a network that knows churches can say something about (by danielbuechele, CC BY 2.0)."""
-    sklearn = importlib.util.find_spec("sklearn")
-    places = (sklearn and sklearn.submodule_search_locations) or []
-    photographs = [Path(place) / "datasets" / "images" / "china.jpg" for place in places]
-    return [photograph for photograph in photographs if photograph.exists()]
 
 
 def _discs(draw: ImageDraw.ImageDraw) -> None:

@@ -1,4 +1,4 @@
-"""The page itself, in Gradio: what stands where, and what happens on a click."""
+"""The page itself, in Gradio: what stands where, and what happens when the pointer moves."""
 
 from __future__ import annotations
 
@@ -15,19 +15,48 @@ from kronattn.explain.operators import LABELS
 from kronattn.explain.page import HOW_TO_READ
 from kronattn.explain.view import place_in_view
 
-__all__ = ["CSS", "build_page", "theme"]
+__all__ = ["CSS", "FOLLOW_POINTER", "build_page", "theme"]
 
 _CENTRE = (0.5, 0.5)
-_START = "Choose an example or drop an image in; then click on the picture."
+_START = "Choose an example or drop an image in; then move the pointer over the picture."
 _CHOICES = [(label, mode) for mode, label in LABELS.items()]
 
+# Two views, their controls and the picture fit a laptop's window; on a telephone they stand below each other.
 CSS = """
-#view img { cursor: crosshair; }
+.gradio-container { max-width: 1280px !important; }
+#title { margin-bottom: -8px; }
+#view img, #other-view img { cursor: crosshair; width: 100%; max-height: 47vh; object-fit: contain; }
+#upload img { max-height: 20vh; object-fit: contain; }
+#pointer { display: none; }
+#caption, #other-caption { min-height: 4.2em; font-size: 0.9em; }
+#classes h2 { font-size: 1.3em; padding: 4px; }
+#cost .table { overflow-x: auto; }
 #cost table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums; }
 #cost th, #cost td { padding: 6px 10px; text-align: left; border-bottom: 1px solid var(--border-color-primary); }
 #cost .number { text-align: right; }
 #cost caption { text-align: left; font-weight: 600; padding-bottom: 8px; }
 """
+
+# Tells the page where the pointer is on a view, in the picture's own pixels, at most eight times a second.
+FOLLOW_POINTER = """<script>
+(() => {
+  let last = 0;
+  document.addEventListener("mousemove", event => {
+    const image = event.target.closest && event.target.closest("#view img, #other-view img");
+    const now = Date.now();
+    if (!image || now - last < 125) return;
+    last = now;
+    const box = image.getBoundingClientRect();
+    const scale = Math.min(box.width / image.naturalWidth, box.height / image.naturalHeight);
+    const x = (event.clientX - box.left - (box.width - image.naturalWidth * scale) / 2) / scale;
+    const y = (event.clientY - box.top - (box.height - image.naturalHeight * scale) / 2) / scale;
+    const field = document.querySelector("#pointer textarea, #pointer input");
+    if (!field) return;
+    field.value = [x, y, image.naturalWidth, image.naturalHeight].map(Math.round).join(",");
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+  });
+})();
+</script>"""
 
 
 def theme() -> Any:
@@ -47,21 +76,25 @@ def _introduction(viewer: Viewer) -> str:
 def build_page(viewer: Viewer, examples: Sequence[Path]) -> gr.Blocks:
     """The page for one trained network."""
     layers = len(viewer.layers)
+    other = next(mode for mode in ("regular", "kv") if mode != viewer.own)
     with gr.Blocks(title="Kronecker attention", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
-        gr.Markdown(f"# Where attention looks\n{_introduction(viewer)}")
+        gr.Markdown(f"# Where attention looks\n{_introduction(viewer)}", elem_id="title")
         seen = gr.State(None, time_to_live=3600)
         place = gr.State(_CENTRE)
+        pointer = gr.Textbox(elem_id="pointer", show_label=False, container=False)
         with gr.Tab("Attention"), gr.Row():
-            with gr.Column(scale=2):
-                upload = gr.Image(sources=["upload"], label="Image", elem_id="upload", buttons=[])
+            with gr.Column(scale=1, min_width=220):
+                upload = gr.Image(sources=["upload"], label="Image", elem_id="upload", buttons=[], height=190)
                 gr.Examples([[str(path)] for path in examples], inputs=[upload], label="Examples", elem_id="examples")
-                classes = gr.Label(label="Classes", elem_id="classes", num_top_classes=5)
-            with gr.Column(scale=3):
-                view = gr.Image(interactive=False, format="png", elem_id="view", buttons=[], show_label=False)
-                caption = gr.Markdown(_START, elem_id="caption")
-                mode = gr.Radio(_CHOICES, value=viewer.own, label="Operator", elem_id="operator")
+                classes = gr.Label(label="Classes", elem_id="classes", num_top_classes=3)
+            with gr.Column(scale=4, min_width=320):
+                with gr.Row():
+                    modes, views, captions = zip(
+                        _view_column("", viewer.own), _view_column("other-", other), strict=True
+                    )
                 layer = gr.Slider(0, max(1, layers - 1), value=0, step=1, label="Layer", elem_id="layer")
-                gr.Markdown(HOW_TO_READ)
+                with gr.Accordion("How to read this", open=False):
+                    gr.Markdown(HOW_TO_READ)
         with gr.Tab("Cost"):
             gr.Markdown("What each operator costs on one feature map, measured on this computer when you ask.")
             size = gr.Slider(7, 112, value=28, step=7, label="Grid: size × size positions", elem_id="size")
@@ -69,39 +102,58 @@ def build_page(viewer: Viewer, examples: Sequence[Path]) -> gr.Blocks:
             measure = gr.Button("Measure", elem_id="measure")
             cost = gr.HTML(elem_id="cost")
 
-        quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
-        shown = [view, caption]
-        controls = [seen, layer, mode, place]
+        quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+        shown = [views[0], captions[0], views[1], captions[1]]
+        controls = [seen, layer, *modes]
 
-        def draw(found: Seen | None, number: float, operator: str, where: tuple[float, float]) -> tuple[Any, str]:
+        def draw(found: Seen | None, number: float, one: str, two: str, where: tuple[float, float]) -> tuple[Any, ...]:
             if found is None:
-                return None, _START
-            return viewer.view(found, min(int(number), layers - 1), operator, where)
+                return None, _START, None, ""
+            at = min(int(number), layers - 1)
+            return *viewer.view(found, at, one, where), *viewer.view(found, at, two, where)
 
-        def look(uploaded: dict[str, Any] | None, number: float, operator: str) -> tuple[Any, ...]:
+        def take(uploaded: dict[str, Any] | None, number: float, one: str, two: str) -> tuple[Any, ...]:
             if uploaded is None:
-                return None, _CENTRE, None, *draw(None, number, operator, _CENTRE)
+                return None, _CENTRE, None, *draw(None, number, one, two, _CENTRE)
             path = str(uploaded["path"])
             try:
                 found = viewer.look(path)
             except (BadImage, OSError) as error:
                 # The file's name on this side is of no use to whoever uploaded it.
                 message = " ".join(str(error).replace(path, "the file").split())
-                gr.Warning(message)
-                return None, _CENTRE, None, None, message
-            return found, _CENTRE, found.shares or None, *draw(found, number, operator, _CENTRE)
+                return None, _CENTRE, None, None, message, None, ""
+            return found, _CENTRE, found.shares or None, *draw(found, number, one, two, _CENTRE)
 
-        def click(found: Seen | None, number: float, operator: str, event: gr.SelectData) -> tuple[Any, ...]:
+        def click(found: Seen | None, number: float, one: str, two: str, event: gr.SelectData) -> tuple[Any, ...]:
             if found is None:
-                return _CENTRE, None, ""
-            picture, _ = draw(found, number, operator, _CENTRE)
+                return _CENTRE, *draw(None, number, one, two, _CENTRE)
+            picture, _ = viewer.view(found, min(int(number), layers - 1), one, _CENTRE)
             where = place_in_view(picture.size, event.index)
-            return where, *draw(found, number, operator, where)
+            return where, *draw(found, number, one, two, where)
+
+        def follow(found: Seen | None, number: float, one: str, two: str, text: str) -> tuple[Any, ...]:
+            numbers = [float(part) for part in text.split(",") if part.lstrip("-").isdigit()]
+            if found is None or len(numbers) != 4:
+                return tuple(gr.skip() for _ in range(5))
+            where = place_in_view((int(numbers[2]), int(numbers[3])), (numbers[0], numbers[1]))
+            return where, *draw(found, number, one, two, where)
 
         # Gradio would open the file itself; unprocessed, our own reader does, with its limits and its messages.
-        upload.change(look, [upload, layer, mode], [seen, place, classes, *shown], preprocess=False, **quiet)
-        view.select(click, [seen, layer, mode], [place, *shown], **quiet)
-        layer.change(draw, controls, shown, **quiet)
-        mode.change(draw, controls, shown, **quiet)
+        upload.change(take, [upload, layer, *modes], [seen, place, classes, *shown], preprocess=False, **quiet)
+        for view in views:
+            view.select(click, controls, [place, *shown], **quiet)
+        # Of the places that the pointer passes, those that nobody has waited for are left out.
+        pointer.change(follow, [*controls, pointer], [place, *shown], trigger_mode="always_last", **quiet)
+        for control in (layer, *modes):
+            control.change(draw, [*controls, place], shown, **quiet)
         measure.click(cost_html, [size, channels], cost, concurrency_limit=1, **quiet)
     return page
+
+
+def _view_column(prefix: str, chosen: str) -> tuple[gr.Radio, gr.Image, gr.Markdown]:
+    """One of the two views side by side: its operator, its picture and a line about it."""
+    with gr.Column(min_width=300):
+        mode = gr.Radio(_CHOICES, value=chosen, show_label=False, container=False, elem_id=f"{prefix}operator")
+        view = gr.Image(interactive=False, format="jpeg", elem_id=f"{prefix}view", buttons=[], show_label=False)
+        caption = gr.Markdown("" if prefix else _START, elem_id=f"{prefix}caption")
+    return mode, view, caption

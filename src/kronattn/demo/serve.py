@@ -61,7 +61,7 @@ def serve(
     peak_memory(lambda: None)
     with _private_folder() as folder:
         # Imported here: where Gradio keeps uploads is read from the environment.
-        from kronattn.demo.page import CSS, build_page, theme
+        from kronattn.demo.page import CSS, FOLLOW_POINTER, build_page, theme
 
         page = build_page(viewer, list(examples) or write_examples(folder))
         page.queue(max_size=16, default_concurrency_limit=2)
@@ -80,6 +80,7 @@ def serve(
                 enable_monitoring=False,
                 theme=theme(),
                 css=CSS,
+                head=FOLLOW_POINTER,
             )
             announce(address)
             page.block_thread()

@@ -11,11 +11,12 @@ import torch
 from PIL import Image
 
 from kronattn.data.images import BadImage, read_image
-from kronattn.data.prepare import prepare_image
-from kronattn.explain.operators import LABELS, Comparison, compare_operators
+from kronattn.data.prepare import prepare_image, seen_part
+from kronattn.explain.operators import LABELS, Comparison, look
 from kronattn.explain.place import grid_position
 from kronattn.explain.view import draw_view
 from kronattn.nn.grid_attention import GridAttention
+from kronattn.predict.tasks import TASKS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,11 +28,13 @@ __all__ = ["MAX_SIDE", "Seen", "Viewer"]
 # Pixels along one side of an upload; the page shows a fraction of it.
 MAX_SIDE = 8192
 _SHOWN = 1024
+_CLASSES = 5
 
 
 @dataclass(frozen=True)
 class Seen:
-    """An image that went through the network: a smaller copy, its classes, and each layer's attention."""
+    """An image that went through the network: a smaller copy of what the network saw of it, its classes with their
+    probabilities (a segmenter's with their part of the area), and each layer's attention."""
 
     image: Image.Image
     shares: dict[str, float]
@@ -61,24 +64,19 @@ class Viewer:
         image = read_image(path)
         if max(image.size) > MAX_SIDE:
             raise BadImage(f"the image is {image.width}×{image.height}: at most {MAX_SIDE} on a side, please")
+        task = TASKS[self.description.task]
         with self._one_at_a_time, torch.inference_mode():
-            whole = prepare_image(image, self.description, cut="whole")[None]
-            comparisons = compare_operators(self.model, whole)
-            shares = {}
-            if self.description.task == "classification":
-                shares = self._shares(self.model(prepare_image(image, self.description)[None])[0])
-        image.thumbnail((_SHOWN, _SHOWN))
-        return Seen(image, shares, comparisons)
-
-    def _shares(self, logits: torch.Tensor) -> dict[str, float]:
-        shares, numbers = logits.softmax(dim=0).topk(min(5, len(logits)))
-        classes = self.description.classes
-        names = [classes[n] if n < len(classes) else f"class {n}" for n in numbers.tolist()]
-        return dict(zip(names, shares.tolist(), strict=True))
+            output, comparisons = look(self.model, prepare_image(image, self.description, cut=task.cut)[None])
+        shown = seen_part(image, self.description, cut=task.cut)
+        shown.thumbnail((_SHOWN, _SHOWN))
+        found = task.interpret(output[0].float().cpu(), shown, self.description, _CLASSES)
+        return Seen(shown, {one.name: one.share for one in found.classes}, comparisons)
 
     def view(self, seen: Seen, layer: int, mode: str, place: tuple[float, float]) -> tuple[Image.Image, str]:
         """The picture of one layer with one operator, and a line about it."""
         comparison = seen.comparisons[layer]
+        # Regular attention is left out where the grid is too large for it.
+        mode = mode if mode in comparison.calls else comparison.own
         call = comparison.calls[mode]
         row, column = grid_position(place, call.grid)
         own = "the network's own operator" if mode == comparison.own else "not trained here, on the same features"

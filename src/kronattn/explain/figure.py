@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kronattn.explain.heat import HEAT, overlaid
 from kronattn.explain.operators import LABELS, MODES, Comparison
 from kronattn.explain.place import grid_position
+from kronattn.explain.view import COLOURS
 from kronattn.tables.rendering import require_matplotlib
 
 if TYPE_CHECKING:
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_layer", "draw_layers"]
 
-_COLOURS = {"kv": "#2b6cb0", "qkv": "#dd6b20", "regular": "#718096"}
 _LONGEST = 448  # pixels of the picture below the map
 
 
@@ -50,8 +51,10 @@ def draw_layers(
     comparisons: Sequence[Comparison],
     place: tuple[float, float],
     modes: Sequence[str] = MODES,
+    *,
+    caption: str = "",
 ) -> Figure:
-    """Draw several layers below each other; arguments as in :func:`draw_layer`."""
+    """Draw several layers below each other, under a caption; other arguments as in :func:`draw_layer`."""
     require_matplotlib("the figure")
     from matplotlib.figure import Figure
 
@@ -59,7 +62,10 @@ def draw_layers(
     small.thumbnail((_LONGEST, _LONGEST))
     shape = min(max(small.height / small.width, 0.4), 2.5)
     width = 3.1
-    figure = Figure(figsize=(width * len(modes) + 0.2, len(comparisons) * (width * shape + 0.55)), layout="constrained")
+    heights = [width * shape + 0.95] * len(comparisons)
+    figure = Figure(figsize=(width * len(modes) + 0.2, sum(heights) + (0.35 if caption else 0)), layout="constrained")
+    if caption:
+        figure.suptitle(caption, fontsize=10, x=0.01, ha="left", fontweight="bold")
     rows: Any = np.atleast_1d(figure.subfigures(len(comparisons), 1))  # type: ignore[arg-type]
     for part, comparison in zip(rows, comparisons, strict=True):
         row, column = grid_position(place, comparison.grid)
@@ -67,36 +73,39 @@ def draw_layers(
         part.suptitle(title, fontsize=9, x=0.01, ha="left")
         panels = np.atleast_1d(part.subfigures(1, len(modes)))
         for panel, mode in zip(panels, modes, strict=True):
-            _draw_panel(panel, np.asarray(small), comparison, mode, (row, column))
+            if mode in comparison.calls:
+                _draw_panel(panel, small, comparison, mode, (row, column))
+            else:
+                positions = comparison.grid[0] * comparison.grid[1]
+                panel.text(0.5, 0.5, f"{LABELS[mode]}: left out,\n{positions:,} positions", ha="center", fontsize=9)
     return figure
 
 
-def _draw_panel(panel: Any, image: np.ndarray, comparison: Comparison, mode: str, position: tuple[int, int]) -> None:
+def _draw_panel(panel: Any, image: Image.Image, comparison: Comparison, mode: str, position: tuple[int, int]) -> None:
     call = comparison.calls[mode]
     weights = call.at(*position)
     # One sample; heads are averaged, and the two queries of KAO_QKV too, so that all three maps add up to one.
     rows, columns, places = (
         x[0].mean(dim=0).float().cpu().numpy() / weights.total for x in (weights.rows, weights.columns, weights.map)
     )
-    height, width = image.shape[:2]
-    colour = _COLOURS[mode]
+    width, height = image.size
+    colour = COLOURS[mode]
     axes = panel.subplots(
         2, 2, gridspec_kw={"width_ratios": (1, 6), "height_ratios": (1, 6), "hspace": 0.02, "wspace": 0.02}
     )
     corner, top, left, main = axes.ravel()
     corner.axis("off")
 
-    main.imshow(image, extent=(0, width, height, 0), aspect="auto")
-    shade = np.zeros((*places.shape, 4))
-    # From zero to the largest weight, so that an even map looks even.
-    shade[..., 3] = 0.8 * (1 - places / places.max())
-    main.imshow(shade, extent=(0, width, height, 0), interpolation="nearest", aspect="auto")
+    main.imshow(np.asarray(overlaid(image, places)), extent=(0, width, height, 0), aspect="auto")
     row, column = position
     cell = (width / comparison.grid[1], height / comparison.grid[0])
     from matplotlib.patches import Rectangle
 
-    main.add_patch(Rectangle((column * cell[0], row * cell[1]), *cell, fill=False, edgecolor="#f6e05e", linewidth=1.8))
+    # Red, which is no colour of the map's, on white.
+    for edge, line in (("white", 3.2), ("#e53e3e", 1.8)):
+        main.add_patch(Rectangle((column * cell[0], row * cell[1]), *cell, fill=False, edgecolor=edge, linewidth=line))
     main.set(xticks=[], yticks=[], xlim=(0, width), ylim=(height, 0))
+    _draw_bar(panel, axes, float(places.max()))
 
     step = width / len(columns)
     top.bar(np.arange(len(columns)) * step, columns, width=step, align="edge", color=colour, linewidth=0)
@@ -112,3 +121,16 @@ def _draw_panel(panel: Any, image: np.ndarray, comparison: Comparison, mode: str
         axis.spines[:].set_visible(False)
     own = ", the network's own" if mode == comparison.own else ""
     top.set_title(f"{LABELS[mode]}{own}", fontsize=9, loc="left", color=colour, fontweight="bold" if own else None)
+
+
+def _draw_bar(panel: Any, axes: Any, most: float) -> None:
+    """A colour bar below the map: from nothing to the largest share of one position."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+    colours = ScalarMappable(Normalize(0, 100 * most), LinearSegmentedColormap.from_list("heat", HEAT))
+    bar = panel.colorbar(colours, ax=list(axes.ravel()), location="bottom", shrink=0.8, aspect=40, pad=0.02)
+    bar.set_ticks([0, 100 * most], labels=["0", f"{most:.2%}"])
+    bar.ax.tick_params(labelsize=7, length=0)
+    bar.outline.set_visible(False)
+    bar.set_label("share of the attention, each position", fontsize=7, labelpad=-6)

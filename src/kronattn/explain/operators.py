@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,16 +15,22 @@ from kronattn.nn import DenseAttention, KroneckerAttention, record_coefficients
 from kronattn.nn.grid_attention import GridAttention
 from kronattn.nn.recorded import RecordedAttention
 
-__all__ = ["LABELS", "MODES", "Comparison", "compare_operators"]
+__all__ = ["LABELS", "MODES", "Comparison", "compare_operators", "look"]
 
 MODES = ("kv", "qkv", "regular")
 _SEEN = ("query", "key", "value")
 LABELS = {"kv": "KAO_KV", "qkv": "KAO_QKV", "regular": "regular"}
+# Regular attention on a segmenter's whole image takes seconds and gigabytes from here on.
+MOST_POSITIONS = 8192
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One layer: what it attends to with each operator, and which of them is the network's own."""
+    """One layer: what it attends to with each operator, and which of them is the network's own.
+
+    The regular operator is left out of ``calls`` where it is not the network's own and the grid has too many positions,
+    or one alone.
+    """
 
     name: str
     own: str
@@ -55,10 +62,15 @@ def compare_operators(model: nn.Module, images: Tensor) -> list[Comparison]:
         >>> comparisons[0].own, list(comparisons[0].calls), comparisons[0].calls["regular"].at(3, 3).map.shape
         ('kv', ['kv', 'qkv', 'regular'], torch.Size([1, 1, 8, 8]))
     """
+    return look(model, images)[1]
+
+
+def look(model: nn.Module, images: Tensor) -> tuple[Tensor, list[Comparison]]:
+    """The network's output, and from the same forward pass what :func:`compare_operators` gives."""
     with torch.no_grad():
         with _inputs_of_layers(model) as inputs:
-            model(images)
-        return [_compare(name, layer, arguments) for name, layer, arguments in inputs]
+            output = model(images)
+        return output, [_compare(name, layer, arguments) for name, layer, arguments in inputs]
 
 
 @contextmanager
@@ -85,6 +97,9 @@ def _compare(name: str, layer: GridAttention, arguments: dict[str, Tensor]) -> C
     own = layer.mode if isinstance(layer, KroneckerAttention) else "regular"
     calls = {}
     for mode in MODES:
+        # A single position has a single coefficient, of which no batch norm can take statistics.
+        if mode == "regular" != own and not 1 < math.prod(arguments["query"].shape[2:]) <= MOST_POSITIONS:
+            continue
         attention = layer if mode == own else _with_operator(layer, mode)
         with record_coefficients(attention) as recorded:
             attention(**arguments)

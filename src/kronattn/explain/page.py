@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["HOW_TO_READ", "render_explanation"]
 
 HOW_TO_READ = (
-    "Bars along the edges: how much the marked position attends to each column (above) and each row (left). Bright "
-    "parts of the image: the map that these weights imply. Kronecker attention sees averages of rows and columns, so "
-    "a row's weight is spread evenly over the row and a column's over the column, and the map is their sum, never "
-    "their product. For the regular operator the map is the coefficients, and the bars are its sums. Heads are "
-    "averaged; KAO_QKV's two questions, the row's and the column's, are too. The operators that are not the network's "
-    "own see the same features through the same maps, but were not trained here."
+    "Bars along the edges: how much the marked position attends to each column (above) and each row (left). Colours "
+    "over the image: the map that these weights imply, from dark for nothing to yellow for the most. Kronecker "
+    "attention sees averages of rows and columns, so a row's weight is spread evenly over the row and a column's over "
+    "the column, and the map is their sum, never their product. For the regular operator the map is the coefficients, "
+    "and the bars are its sums. Heads are averaged; KAO_QKV's two questions, the row's and the column's, are too. The "
+    "operators that are not the network's own see the same features through the same maps, but were not trained here."
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kronattn.explain.operators import Comparison
 
-__all__ = ["choose_layers", "grid_position", "parse_place"]
+__all__ = ["choose_layers", "grid_position", "parse_place", "place_in_part"]
 
 
 def parse_place(text: str | None, width: int, height: int) -> tuple[float, float]:
@@ -38,12 +38,32 @@ def grid_position(place: tuple[float, float], grid: Sequence[int]) -> tuple[int,
     return min(int(y * grid[0]), grid[0] - 1), min(int(x * grid[1]), grid[1] - 1)
 
 
+def place_in_part(place: tuple[float, float], part: tuple[float, float]) -> tuple[float, float]:
+    """A place on an image as a place on its centre, which has these parts of its width and height; outside of it is an
+    error.
+
+    Example:
+        >>> place_in_part((0.5, 0.25), (1.0, 0.5))
+        (0.5, 0.0)
+    """
+    x, y = ((at - (1 - share) / 2) / share for at, share in zip(place, part, strict=True))
+    if not (0 <= x <= 1 and 0 <= y <= 1):
+        raise ValueError(
+            f"--at is outside the centre that the network sees, {part[0]:.0%} of the image's width and {part[1]:.0%} "
+            "of its height"
+        )
+    return x, y
+
+
 def choose_layers(comparisons: Sequence[Comparison], wanted: str | None) -> list[Comparison]:
-    """All layers, or those whose names or numbers (from 0, from the end with a minus) are in a comma-separated list."""
+    """The first layer, the middle one and the last; "all"; or those whose names or numbers (from 0, from the end with a
+    minus) are in a comma-separated list."""
     if not comparisons:
         raise ValueError("the network has no attention layer: there is nothing to explain")
-    if wanted is None:
+    if wanted == "all":
         return list(comparisons)
+    if wanted is None:
+        return [comparisons[at] for at in sorted({0, (len(comparisons) - 1) // 2, len(comparisons) - 1})]
     chosen = []
     for part in (part.strip() for part in wanted.split(",")):
         by_name = [one for one in comparisons if one.name == part]
@@ -53,5 +73,5 @@ def choose_layers(comparisons: Sequence[Comparison], wanted: str | None) -> list
             chosen.append(comparisons[int(part)])
         else:
             names = ", ".join(dict.fromkeys(one.name for one in comparisons))
-            raise ValueError(f"--layer {part!r} is not there: give 0 to {len(comparisons) - 1}, or one of {names}")
+            raise ValueError(f"--layer {part!r} is not there: give all, 0 to {len(comparisons) - 1}, or one of {names}")
     return chosen

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 from PIL import Image, ImageDraw
 
+from kronattn.explain.heat import overlaid
 from kronattn.explain.place import grid_position
 from kronattn.nn.recorded import RecordedAttention
 
@@ -40,9 +40,7 @@ def draw_view(image: Image.Image, call: RecordedAttention, place: tuple[float, f
     rows, columns, places = (
         x[0].mean(dim=0).float().cpu().numpy() / weights.total for x in (weights.rows, weights.columns, weights.map)
     )
-    light = Image.fromarray((255 * (0.2 + 0.8 * places / places.max())).astype(np.uint8))
-    light = light.resize(shown.size, Image.Resampling.NEAREST)
-    shown = Image.composite(shown, Image.new("RGB", shown.size), light)
+    shown = overlaid(shown, places)
 
     view = Image.new("RGB", (MARGIN + shown.width, MARGIN + shown.height), "white")
     view.paste(shown, (MARGIN, MARGIN))
@@ -61,7 +59,8 @@ def draw_view(image: Image.Image, call: RecordedAttention, place: tuple[float, f
         (MARGIN + shown.width * (column + step) / call.grid[1], MARGIN + shown.height * (row + step) / call.grid[0])
         for step in (0, 1)
     ]
-    draw.rectangle((*box[0], *box[1]), outline="#f6e05e", width=3)
+    for colour, line in (("white", 5), ("#e53e3e", 3)):
+        draw.rectangle((*box[0], *box[1]), outline=colour, width=line)
     return view
 
 

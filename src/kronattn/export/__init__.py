@@ -2,6 +2,7 @@
 
 from kronattn.export.capture import FORMATS, SIZES, Exported, export_network, find_network
 from kronattn.export.check import LIMIT, Difference, largest_difference
+from kronattn.export.rewrite import rewritten
 
 __all__ = [
     "FORMATS",
@@ -12,4 +13,5 @@ __all__ = [
     "export_network",
     "find_network",
     "largest_difference",
+    "rewritten",
 ]

@@ -18,7 +18,7 @@ from kronattn.export.check import LIMIT, Difference, largest_difference
 from kronattn.export.rewrite import rewritten
 from kronattn.export.runtime import require_onnx, run_onnx
 from kronattn.models.files import DESCRIPTION_KEY, Description, load_model
-from kronattn.models.registry import MODELS, create_model
+from kronattn.models.registry import MODELS, create_model, task_of
 
 __all__ = ["FORMATS", "SIZES", "Exported", "export_network", "find_network"]
 
@@ -38,7 +38,7 @@ class Exported:
 
     @property
     def largest(self) -> Difference:
-        return max(self.differences, key=lambda difference: difference.absolute)
+        return max(self.differences, key=lambda difference: difference.relative)
 
 
 def find_network(source: str) -> tuple[nn.Module, Description, bool]:
@@ -58,7 +58,7 @@ def find_network(source: str) -> tuple[nn.Module, Description, bool]:
     except ValueError:
         if source not in MODELS:
             raise
-        return create_model(source).eval(), Description(source), False
+        return create_model(source).eval(), Description(source, task=task_of(source)), False
     return model, description, True
 
 
@@ -80,7 +80,7 @@ def export_network(
         sizes: height and width to check at, where they are dynamic.
 
     Returns:
-        The file's content. Outputs that differ by more than 1e-4 are a ValueError.
+        The file's content. Outputs that differ by more than 1e-4 of the largest are a ValueError.
     """
     if format not in FORMATS:
         raise ValueError(f"--format must be {' or '.join(FORMATS)}, not {format!r}")
@@ -92,8 +92,7 @@ def export_network(
         sizes = [(description.size, description.size)]
     batch, height, width = _EXAMPLE if dynamic else (1, description.size, description.size)
     # What is compared in the end is the network itself.
-    captured = rewritten(model) if format == "onnx" else model
-    program = _captured(captured, torch.zeros(batch, channels, height, width), dynamic)
+    program = _captured(rewritten(model), torch.zeros(batch, channels, height, width), dynamic)
     content, run = (_onnx if format == "onnx" else _torch_export)(program, description, dynamic)
     # Two images where the batch is free: a batch of one can hide a wrong axis.
     batch = 2 if dynamic else 1
@@ -104,7 +103,7 @@ def export_network(
     exported = Exported(content, differences)
     if not exported.largest.small_enough:
         raise ValueError(
-            f"not written: the exported network differs from PyTorch by {exported.largest}, more than {LIMIT:g}"
+            f"not written: the exported network differs from PyTorch by {exported.largest}, more than {LIMIT:g} of that"
         )
     return exported
 

@@ -1,4 +1,5 @@
-"""The same network in the operators that onnxruntime runs best: fewer of them, and convolutions wherever possible.
+"""The same network in the operators that other runtimes run best and their converters know: fewer of them, and
+convolutions wherever possible.
 
 onnxruntime keeps the channels of convolutions in blocks and folds a sum into the convolution before it. What stands
 between two convolutions and is neither costs a change of layout; what is many small operators costs a call for each.
@@ -22,9 +23,10 @@ __all__ = ["rewritten"]
 
 
 def rewritten(model: nn.Module) -> nn.Module:
-    """A copy of a network in evaluation mode that computes the same, for onnxruntime.
+    """A copy of a network in evaluation mode that computes the same, for other runtimes and their converters.
 
-    Modules that are not known here stay as they are.
+    Modules that are not known here stay as they are. Every exported file is of this form; a converter that wants a
+    module (``torch.jit.trace`` and pnnx, for instance) gets it from here.
 
     Example:
         >>> import kronattn
@@ -75,8 +77,9 @@ class _Conv(nn.Module):
 
     def __init__(self, like: nn.Conv2d, weight: Tensor, bias: Tensor | None, *, groups: int = 1) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias.contiguous(), requires_grad=False)
+        # Copies: parts of one tensor would be written together with the whole of it.
+        self.weight = nn.Parameter(weight.clone(memory_format=torch.contiguous_format), requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.clone(), requires_grad=False)
         self.settings: Any = (like.stride, like.padding, like.dilation, groups)
 
     def forward(self, x: Tensor) -> Tensor:

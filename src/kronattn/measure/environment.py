@@ -42,18 +42,23 @@ def describe_environment(
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of that name if this machine has it: "cpu", "cuda" or, with several, "cuda:1".
+    """Return the device of that name if this machine has it: "cpu", "cuda", with several "cuda:1", "mps"; "auto" is a
+    GPU where there is one.
 
     Example:
         >>> resolve_device("cpu")
         device(type='cpu')
     """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be cpu or cuda, not {name!r}")
+    if device is None or device.type not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"device must be auto, cpu, cuda or mps, not {name!r}")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("device 'mps' is not there: it is for Apple's GPUs")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device {name!r} is not there: this machine has {torch.cuda.device_count()} CUDA devices")
     return device

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from kronattn.atomic import replacing
 from kronattn.extras import require_library
-from kronattn.models.registry import MODELS, create_model, packaged_weights
+from kronattn.models.registry import MODELS, create_model, packaged_names, packaged_weights
 from kronattn.models.weights import load_weights, unpack
+from kronattn.names import near_names
 
 __all__ = [
     "CHECKPOINT_SUFFIXES",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 DESCRIPTION_KEY = "kronattn"
+# What a training run calls its weights: a run's folder stands for them.
+RUN_WEIGHTS = "weights.safetensors"
 CHECKPOINT_SUFFIXES = (".safetensors", ".ckpt")
 # In a checkpoint the network is a part of what was trained.
 _NETWORK = "network."
@@ -42,7 +45,8 @@ class Description:
     """What a trained network is, and what it wants to see.
 
     ``model`` and ``options`` are :func:`kronattn.create_model`'s; an image is scaled to ``resize`` × ``resize``, its
-    centre of ``size`` × ``size`` taken, and normalised with ``mean`` and ``std`` (of values from 0 to 1).
+    centre of ``size`` × ``size`` taken, and normalised with ``mean`` and ``std`` (of values from 0 to 1); with
+    ``keep_aspect`` it is the square in its middle that is scaled.
     ``data`` is the kind of dataset that it was trained on. Segmenters take images of any size; their ``ignore_index``
     is the label of pixels that do not count, and ``palette`` has a colour for each class.
 
@@ -60,6 +64,7 @@ class Description:
     size: int = 224
     task: str = "classification"
     data: str = "folder"
+    keep_aspect: bool = False
     ignore_index: int = 255
     palette: list[list[int]] = field(default_factory=list)
 
@@ -113,8 +118,8 @@ def load_model(source: str | Path) -> tuple[nn.Module, Description]:
     """A trained network in evaluation mode, and its description.
 
     Args:
-        source: a file that :func:`save_model` wrote, a training run's checkpoint (``.ckpt``), or the name of a network
-            whose weights come with the package.
+        source: a file that :func:`save_model` wrote, a training run's checkpoint (``.ckpt``) or folder, or the name of
+            a network whose weights come with the package.
 
     Example:
         >>> load_model("nowhere.safetensors")
@@ -124,7 +129,10 @@ def load_model(source: str | Path) -> tuple[nn.Module, Description]:
     """
     path = packaged_weights(str(source)) if str(source) in MODELS else Path(source)
     if not path.exists() and path.suffix not in CHECKPOINT_SUFFIXES:
-        raise FileNotFoundError(f"{source} is neither a file nor a network that comes with weights")
+        near = near_names(str(source), packaged_names())
+        raise FileNotFoundError(f"{source} is neither a file nor a network that comes with weights: {near}")
+    if (path / RUN_WEIGHTS).exists():
+        path = path / RUN_WEIGHTS
     state, description = read_weights(path)
     if description is None:
         raise ValueError(f"{path} does not say which network it belongs to: it was not written by kronattn")

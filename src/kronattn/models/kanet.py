@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from kronattn.models.drop_path import DropPath
 from kronattn.models.pooling import GlobalPool
 from kronattn.nn import (
     AttnModule,
@@ -123,6 +124,8 @@ class KANet(nn.Module):
         in_chans: channels of the image.
         width: multiplies every number of channels (rounded to a multiple of 8).
         drop_rate: of the dropout before the classifier.
+        drop_path_rate: how often the last module's residual branch is left out for a sample in training (stochastic
+            depth); the rate grows evenly from 0 at the first module, as in timm.
         global_pool: "avg", "max", "avgmax", or "" for none.
         stem_stride: of the first convolution; 1 for small images.
         output_stride: of the last features at most, 8, 16 or 32: strides beyond it become dilation, with the same
@@ -150,6 +153,7 @@ class KANet(nn.Module):
         in_chans: int = 3,
         width: float = 1.0,
         drop_rate: float = 0.2,
+        drop_path_rate: float = 0.0,
         global_pool: str = "avg",
         stem_stride: int = 2,
         output_stride: int = 32,
@@ -162,6 +166,8 @@ class KANet(nn.Module):
         super().__init__()
         if output_stride not in OUTPUT_STRIDES:
             raise ValueError(f"output_stride must be 8, 16 or 32, not {output_stride!r}")
+        if not 0 <= drop_path_rate < 1:
+            raise ValueError(f"drop_path_rate must be at least 0 and below 1, not {drop_path_rate}")
         if context is not None:
             variant = with_context(variant, context, context_options)
         elif context_options:
@@ -177,6 +183,7 @@ class KANet(nn.Module):
         self.stages = nn.Sequential()
         self.feature_info: list[dict[str, Any]] = []
         reduction, dilation = stem_stride, 1
+        depth, total = 0, sum(row.repeats for row in table)
         for index, row in enumerate(table):
             stage = nn.Sequential()
             dilates = reduction * row.stride > output_stride
@@ -189,6 +196,10 @@ class KANet(nn.Module):
                     built.dilate(dilation)
                     # What follows the stride that is no longer taken has to look that much further.
                     dilation *= stride if dilates else 1
+                if drop_path_rate and built.skips:
+                    # The branch ends with its last norm, whose place for an activation is free.
+                    built.project.act = DropPath(drop_path_rate * depth / total)
+                depth += 1
                 stage.append(built)
                 channels = out_channels
             self.stages.append(stage)
@@ -215,8 +226,12 @@ class KANet(nn.Module):
     def forward_features(self, x: Tensor) -> Tensor:
         """(N, in_chans, H, W) to the last feature map, (N, 1280, ⌈H/32⌉, ⌈W/32⌉) at an output stride of 32."""
         x = self.stem(_checked_image(x, self.in_chans))
-        for stage in self.stages:
-            x = self._run(stage, x)
+        if self._checkpoints():
+            for stage in self.stages:
+                x = self._run(stage, x)
+        else:
+            # As a whole: what wraps or watches the stages is not passed by.
+            x = self.stages(x)
         return self.head(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -227,8 +242,11 @@ class KANet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
 
+    def _checkpoints(self) -> bool:
+        return self.grad_checkpointing and torch.is_grad_enabled()
+
     def _run(self, stage: nn.Module, x: Tensor) -> Tensor:
-        if self.grad_checkpointing and torch.is_grad_enabled():
+        if self._checkpoints():
             return checkpoint(stage, x, use_reentrant=False)
         return stage(x)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,10 +11,13 @@ from torch import nn
 
 from kronattn.models.deeplab import SEGMENTERS
 from kronattn.models.kanet import VARIANTS, KANet
+from kronattn.models.weights import adapt_first_convolution
+from kronattn.names import near_names
 
 __all__ = [
     "CLASSIFIERS",
     "MODELS",
+    "PACKAGED_TAG",
     "TASKS",
     "create_model",
     "list_models",
@@ -29,6 +31,12 @@ TASKS = {"classification": CLASSIFIERS, "segmentation": SEGMENTERS}
 MODELS: dict[str, Callable[..., nn.Module]] = {name: build for task in TASKS.values() for name, build in task.items()}
 
 _WEIGHTS = Path(__file__).parent.parent / "weights"
+# What the packaged weights were trained on, which is their tag in timm.
+PACKAGED_TAG = "imagenette"
+
+# Options that change no weight.
+_FITS_WEIGHTS = ("drop_rate", "drop_path_rate", "global_pool", "output_stride")
+_FIRST = "stem.conv.weight"
 
 # What timm wraps around a model that it builds.
 _TIMM_OPTIONS = ("features_only", "out_indices", "feature_cls")
@@ -65,7 +73,8 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
     Args:
         name: one of :func:`list_models`.
         pretrained: load the weights that come with the package. ``num_classes`` is then that of the weights; another
-            one keeps the features and gives the network a new classifier.
+            one keeps the features and gives the network a new classifier. Another ``in_chans`` adapts the first
+            convolution, as timm does.
         options: the network's own, such as ``num_classes``, ``in_chans``, ``width``, ``drop_rate``; with timm
             installed also timm's ``features_only`` and ``out_indices``. Those of segmentation are in
             :class:`kronattn.models.DeepLabV2`.
@@ -81,6 +90,7 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
             raise ValueError(f"{name} has no features_only: its features are those of its backbone")
         if pretrained:
             packaged_weights(name)  # which says what there is
+            options["pretrained_cfg"] = PACKAGED_TAG
         return _create_with_timm(name, {"pretrained": pretrained, **options})
     if pretrained:
         return _create_pretrained(name, options)
@@ -93,9 +103,7 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
 
 def _check_name(name: str) -> None:
     if name not in MODELS:
-        nearest = difflib.get_close_matches(name, MODELS, n=1, cutoff=0.4)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else "known are " + ", ".join(MODELS)
-        raise ValueError(f"unknown model {name!r}: {hint}")
+        raise ValueError(f"unknown model {name!r}: {near_names(name, MODELS)}")
 
 
 def packaged_names() -> list[str]:
@@ -116,13 +124,23 @@ def packaged_weights(name: str) -> Path:
 
 
 def _create_pretrained(name: str, options: dict[str, Any]) -> nn.Module:
-    """The packaged weights; another number of classes keeps the features and gets a new classifier, as in timm."""
+    """The packaged weights; another number of classes keeps the features and gets a new classifier, other channels of
+    the image an adapted first convolution: both as in timm."""
     from kronattn.models.files import load_model
 
-    classes = options.pop("num_classes", None)
-    if options:
-        raise ValueError(f"pretrained=True takes num_classes alone; {', '.join(options)} would not fit the weights")
+    classes, channels = options.pop("num_classes", None), options.pop("in_chans", 3)
+    unfit = [option for option in options if option not in _FITS_WEIGHTS]
+    if unfit:
+        known = ", ".join(("num_classes", "in_chans", *_FITS_WEIGHTS[:-1]))
+        raise ValueError(
+            f"pretrained=True takes {known} and {_FITS_WEIGHTS[-1]}; {', '.join(unfit)} would not fit the weights"
+        )
     model, description = load_model(packaged_weights(name))
+    if options or channels != 3:
+        state = model.state_dict()
+        model = create_model(name, **description.options | options | {"in_chans": channels})
+        state[_FIRST] = adapt_first_convolution(state[_FIRST], channels)
+        model.load_state_dict(state)
     if classes is not None and classes != len(description.classes):
         model.reset_classifier(classes)  # type: ignore[operator]
     return model.train()

@@ -12,9 +12,10 @@ from torch import nn
 from kronattn.models.deeplab import SEGMENTERS
 from kronattn.models.files import read_description
 from kronattn.models.kanet import VARIANTS, KANet
-from kronattn.models.registry import packaged_names, packaged_weights
+from kronattn.models.registry import PACKAGED_TAG, packaged_names, packaged_weights
 
-__all__ = ["default_cfgs", *VARIANTS, *SEGMENTERS]
+# register_model adds each name.
+__all__ = ["default_cfgs"]
 
 _CONFIG = {
     "url": "",
@@ -59,12 +60,11 @@ def _config_of(path: Path) -> dict[str, Any]:
 
 
 # What comes with the package is trained on few classes; a network that is built without weights keeps its thousand.
-_PACKAGED = "imagenette"
 _WITH_WEIGHTS = {name: packaged_weights(name) for name in packaged_names()}
 
 # timm puts a tag with weights before those that came earlier, and one with a star before all: that is the default.
 default_cfgs = generate_default_cfgs(
-    {f"{name}.{_PACKAGED}": _config_of(path) for name, path in _WITH_WEIGHTS.items()}
+    {f"{name}.{PACKAGED_TAG}": _config_of(path) for name, path in _WITH_WEIGHTS.items()}
     | {f"{name}.untrained*": _CONFIG for name in VARIANTS}
     | {f"{name}.untrained": _SEGMENTATION for name in SEGMENTERS}
 )
@@ -74,7 +74,12 @@ def _entrypoint(variant: str) -> Any:
     def build(pretrained: bool = False, **options: Any) -> nn.Module:
         _check_indices(options)
         if pretrained and options.get("pretrained_cfg") is None and variant in _WITH_WEIGHTS:
-            options["pretrained_cfg"] = _PACKAGED
+            if options.get("features_only"):
+                # segmentation_models_pytorch asks like this for encoder_weights="imagenet".
+                raise ValueError(
+                    f"{variant} has no weights of ImageNet; those of Imagenette go by the name {variant}.{PACKAGED_TAG}"
+                )
+            options["pretrained_cfg"] = PACKAGED_TAG
         return build_model_with_cfg(
             partial(KANet, variant),
             variant,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Transfer", "load_mobilenetv2_weights", "load_weights", "unpack"]
+__all__ = ["Transfer", "adapt_first_convolution", "load_mobilenetv2_weights", "load_weights", "unpack"]
 
 
 def unpack(path: Path) -> dict[str, Any]:
@@ -53,6 +53,29 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     if problems:
         raise ValueError(f"the weights do not fit {type(model).__name__}: {'; '.join(problems)}")
     model.load_state_dict(dict(state))
+
+
+def adapt_first_convolution(weight: Tensor, channels: int) -> Tensor:
+    """A first convolution's weights for images with another number of channels, as timm adapts them.
+
+    Args:
+        weight: (C, 3, k, k), for red, green and blue.
+        channels: of the image. One gets the sum over the colours; more get the colours again and again, scaled so that
+            outputs keep their size.
+
+    Returns:
+        (C, channels, k, k).
+
+    Example:
+        >>> adapt_first_convolution(torch.ones(8, 3, 3, 3), 1)[0, 0, 0]
+        tensor([3., 3., 3.])
+    """
+    if channels == 3:
+        return weight
+    if channels == 1:
+        return weight.sum(dim=1, keepdim=True)
+    repeats = -(-channels // 3)
+    return weight.repeat(1, repeats, 1, 1)[:, :channels] * (3 / channels)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from kronattn.nn.grid_attention import GridAttention, Mixed, check_layer_input, map_positions, map_tokens
 from kronattn.nn.plain import is_plain
-from kronattn.ops import stages, torch_backend
+from kronattn.ops import matrix_products, stages, torch_backend
 from kronattn.ops.attention import pool_grid
 from kronattn.ops.autocast import without_autocast
 from kronattn.ops.checks import check_mode, check_residual
@@ -109,6 +109,9 @@ class KroneckerAttention(GridAttention):
         key_tokens, key_grid = stages.pool(key, plan)
         query = key_grid if key_is_query else query
         value_tokens = key_tokens if value_is_key else stages.pool(value, plan)[0]
+        if self.key_map is not None and self.value_map is not None and value_is_key:
+            # Both maps take tokens in the network's dtype, which may be narrower than averages are.
+            key_tokens = value_tokens = key_tokens.to(query.dtype)
         keys = stages.scaled(map_tokens(self.key_map, key_tokens, query), self.scale, self.num_heads)
         values = map_tokens(self.value_map, value_tokens, query)
         if map_values is not None:
@@ -118,12 +121,13 @@ class KroneckerAttention(GridAttention):
             query_tokens = key_tokens if key_is_query else stages.pool(query, plan)[0]
             mixed = self._mix_tokens(map_tokens(self.query_map, query_tokens, query), keys, values, query)
         else:
-            query_mean = stages.mean_of_tokens(key_tokens, query) if key_is_query else None
-            mixed, query = self._mix_positions(query, keys, values, query_mean, plan)
+            mixed, query = self._mix_positions(query, keys, values, key_tokens if key_is_query else None, plan)
         if self.observer is not None:
             self.observer(self, mixed, query.shape[2:], key.shape[2:])
         residual = check_residual(query if residual_is_query else residual, query, mixed.values)
-        queries, keys, bias, values = mixed
+        queries, keys, bias, values, coefficients = mixed
+        if coefficients is not None:
+            return materialised(coefficients, values, query, residual)
         if self.mode == "kv":
             return stages.spread(
                 queries, keys, values, plan, num_heads=self.num_heads, key_bias=bias, residual=residual
@@ -141,15 +145,20 @@ class KroneckerAttention(GridAttention):
         return Mixed(queries, keys, bias, values)
 
     def _mix_positions(
-        self, query: Tensor, keys: Tensor, values: Tensor, query_mean: Tensor | None, plan: Plan
+        self, query: Tensor, keys: Tensor, values: Tensor, query_tokens: Tensor | None, plan: Plan
     ) -> tuple[Mixed, Tensor]:
-        """KAO_KV's middle stage: every position of (N, C, *grid) asks. Also the query to go on with."""
+        """KAO_KV's middle stage: every position of (N, C, *grid) asks. Also the query to go on with.
+
+        ``query_tokens`` are the averages of the query where they are at hand.
+        """
         queries, moments = query, None
         if self.query_map is not None:
             if self._folds_query_map(keys, plan):
                 keys = keys @ self.query_map.weight.to(keys.dtype)
             else:
-                queries, query_mean = map_positions(self.query_map, query), None
+                queries, query_tokens = map_positions(self.query_map, query), None
+        if isinstance(plan, Plan) and plan.spread == "matrix_products":
+            return self._mix_materialised(queries, keys, values), query
         if self.uses_batch_statistics:
             moments, normed = stages.moments_of_positions(
                 queries,
@@ -157,12 +166,24 @@ class KroneckerAttention(GridAttention):
                 plan,
                 num_heads=self.num_heads,
                 per_key=self.coefficient_norm == "batch_per_key",
-                query_mean=query_mean,
+                query_tokens=query_tokens,
             )
             query = normed if queries is query else query
             queries = normed
         keys, bias = self._normalised(keys, moments)
         return Mixed(queries, keys, bias, values), query
+
+    def _mix_materialised(self, queries: Tensor, keys: Tensor, values: Tensor) -> Mixed:
+        """The same for wide layers: the coefficients are materialised once, for their statistics and to go on with."""
+        with without_autocast(queries):
+            coefficients, scale = matrix_products.coefficients(queries, keys), None
+            if self.norm is not None:
+                batch = self.uses_batch_statistics
+                scale, _ = self.norm(keys, matrix_products.moments(coefficients, keys.shape[1]) if batch else None)
+                coefficients = coefficients * scale.reshape(())
+            if self.observer is not None and scale is not None:
+                keys = keys * scale
+        return Mixed(queries, keys, None, values, coefficients)
 
     def _folds_query_map(self, keys: Tensor, plan: Plan) -> bool:
         """Whether the few keys are mapped back instead of all queries: k·(Wq) = (Wᵀk)·q.
@@ -271,6 +292,12 @@ class DenseAttention(GridAttention):
 def optionally(function: Callable[[Tensor], Tensor] | None, x: Tensor) -> Tensor:
     """function(x), or ``x`` where there is no function."""
     return x if function is None else function(x)
+
+
+def materialised(coefficients: Tensor, values: Tensor, like: Tensor, residual: Tensor | None) -> Tensor:
+    """The last stage from materialised coefficients; see :func:`kronattn.ops.matrix_products.spread`."""
+    with without_autocast(like):
+        return matrix_products.spread(coefficients, values, like, residual=residual)
 
 
 @leaf_function

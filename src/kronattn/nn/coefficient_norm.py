@@ -32,9 +32,9 @@ class CoefficientNorm(nn.Module):
     Example:
         >>> from kronattn.ops.coefficients import token_moments
         >>> norm, queries, keys = CoefficientNorm(num_heads=2), torch.randn(4, 50, 8), torch.randn(4, 15, 8)
-        >>> normed, bias = norm(keys, token_moments(queries, keys, num_heads=2))
-        >>> normed.shape, bias
-        (torch.Size([4, 15, 8]), None)
+        >>> scale, bias = norm(keys, token_moments(queries, keys, num_heads=2))
+        >>> scale.shape, bias
+        (torch.Size([2]), None)
     """
 
     running_mean: Tensor
@@ -70,14 +70,14 @@ class CoefficientNorm(nn.Module):
 
     @leaf_module
     def forward(self, keys: Tensor, moments: Moments | None = None) -> tuple[Tensor, Tensor | None]:
-        """Multiply the keys so that E is normed.
+        """What to multiply the keys by so that E is normed, and what to add to each key's coefficients.
 
         Args:
             keys: (N, S, C), the channels of all heads.
             moments: of KᵀQ, in training; without them the running statistics are used.
 
         Returns:
-            (N, S, C), and what to add to each key's coefficients: None, or (num_heads, S) with ``num_keys``.
+            (num_heads,) and None or, with ``num_keys``, two (num_heads, S) tensors.
         """
         if self.num_keys is not None and keys.shape[1] != self.num_keys:
             raise ValueError(
@@ -90,15 +90,9 @@ class CoefficientNorm(nn.Module):
             else:
                 mean, variance = self._batch_statistics(moments)
             scale = torch.rsqrt(variance + self.eps) * self.weight
-            if self.num_keys is not None:
-                # (heads, keys) to (keys, heads, 1)
-                by_key = scale.view(self.num_heads, -1)
-                normed = (keys.unflatten(2, (self.num_heads, -1)) * by_key.t().unsqueeze(2)).flatten(2)
-                assert self.bias is not None
-                return normed, (self.bias - mean * scale).view(self.num_heads, -1)
-            if self.num_heads == 1:
-                return keys * scale, None
-            return (keys.unflatten(2, (self.num_heads, -1)) * scale.unsqueeze(1)).flatten(2), None
+            if self.bias is None:
+                return scale, None
+            return scale.view(self.num_heads, -1), (self.bias - mean * scale).view(self.num_heads, -1)
 
     def _batch_statistics(self, moments: Moments) -> tuple[Tensor, Tensor]:
         mean, squares = moments.mean.flatten(), moments.squares.flatten()

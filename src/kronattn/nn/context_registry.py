@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from torch import nn
 
+from kronattn.names import near_names
 from kronattn.nn.attention import DenseAttention, KroneckerAttention
 from kronattn.nn.context import AxisMeans, CoordinateGate, GlobalContext, GlobalMean, NoContext, SqueezeAxial
 
@@ -61,7 +61,7 @@ def build_context(name: str, channels: int, *, axes: int = 2, **options: Any) ->
         >>> build_context("global_maen", 64)
         Traceback (most recent call last):
         ...
-        ValueError: unknown context 'global_maen': did you mean 'global_mean'? There are none, global_mean, ...
+        ValueError: unknown context 'global_maen': did you mean 'global_mean'...? There are none, global_mean, ...
     """
     check_context(name)
     if name in PER_AXIS:
@@ -76,9 +76,8 @@ def build_context(name: str, channels: int, *, axes: int = 2, **options: Any) ->
 def check_context(name: str) -> None:
     """``name`` is one of :func:`list_contexts`, or the error lists them."""
     if name not in CONTEXTS:
-        nearest = difflib.get_close_matches(str(name), CONTEXTS, n=1, cutoff=0.4)
-        hint = f"did you mean {nearest[0]!r}? There are" if nearest else "there are"
-        raise ValueError(f"unknown context {name!r}: {hint} {', '.join(CONTEXTS)}")
+        near, listed = near_names(str(name), CONTEXTS), ", ".join(CONTEXTS)
+        raise ValueError(f"unknown context {name!r}: {near if listed in near else f'{near} There are {listed}'}")
 
 
 def context_builder(context: str | Callable[..., nn.Module], **options: Any) -> Callable[..., nn.Module]:

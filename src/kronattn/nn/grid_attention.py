@@ -13,6 +13,7 @@ from kronattn.ops.autocast import autocast_is_on
 from kronattn.ops.checks import check_heads, check_scale, check_triple
 from kronattn.ops.coefficients import Moments
 from kronattn.ops.fx import leaf_function
+from kronattn.ops.stages import scaled
 
 __all__ = ["GridAttention", "Mixed", "check_layer_input", "map_positions", "map_tokens"]
 
@@ -27,12 +28,15 @@ class Mixed(NamedTuple):
         keys: (N, S, C), with the scale and the norm of the coefficients multiplied in.
         key_bias: (num_heads, S), added to each key's coefficients before the softmax, or None.
         values: (N, S, P).
+        coefficients: of the keys before the softmax, where they are materialised; see
+            :mod:`kronattn.ops.matrix_products`.
     """
 
     queries: Tensor
     keys: Tensor
     key_bias: Tensor | None
     values: Tensor
+    coefficients: Tensor | None = None
 
 
 class GridAttention(nn.Module):
@@ -113,7 +117,10 @@ class GridAttention(nn.Module):
 
     def _normalised(self, keys: Tensor, moments: Moments | None) -> tuple[Tensor, Tensor | None]:
         """(N, S, C) keys with the norm of the coefficients multiplied in, and each key's bias."""
-        return (keys, None) if self.norm is None else self.norm(keys, moments)
+        if self.norm is None:
+            return keys, None
+        scale, bias = self.norm(keys, moments)
+        return scaled(keys, scale, self.num_heads), bias
 
     def extra_repr(self) -> str:
         parts = [f"{self.channels}"]

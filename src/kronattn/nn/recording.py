@@ -92,7 +92,7 @@ def _observer(name: str, recording: Recording) -> Callable[[GridAttention, Mixed
     def observe(layer: GridAttention, mixed: Mixed, grid: Sequence[int], key_grid: Sequence[int]) -> None:
         mode = layer.mode if isinstance(layer, KroneckerAttention) else "regular"
         # Copies in float32 at least: what the model does to its own tensors later must not show here.
-        queries, keys, bias, values = (None if x is None else wide(x) for x in mixed)
+        queries, keys, bias, values = (None if x is None else wide(x) for x in mixed[:4])
         assert queries is not None
         assert keys is not None
         assert values is not None

@@ -57,9 +57,17 @@ def is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm)
 
 
-def lerp_all(tensors: Sequence[Tensor], others: Sequence[Tensor], weight: float) -> None:
-    """Move each tensor towards another by ``weight``, in place, in few launches for all of them."""
-    torch._foreach_lerp_(list(tensors), list(others), weight)
+def lerp_all(tensors: Sequence[Tensor], others: Sequence[Tensor], weight: float | Tensor) -> None:
+    """Move each tensor towards another by ``weight``, in place, in few launches for all of them.
+
+    ``weight`` may be a tensor on the device, which a CUDA graph reads anew each time.
+    """
+    tensors, others = list(tensors), list(others)
+    if isinstance(weight, Tensor):
+        torch._foreach_mul_(tensors, 1 - weight)
+        torch._foreach_add_(tensors, torch._foreach_mul(others, weight))
+    else:
+        torch._foreach_lerp_(tensors, others, weight)
 
 
 def copy_all(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:

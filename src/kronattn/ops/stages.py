@@ -9,7 +9,6 @@ coefficients' batch statistics and, for KAO_QKV, attention itself are here; line
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 from torch import Tensor
 
@@ -22,7 +21,6 @@ from kronattn.ops.torch_backend import scaled
 
 __all__ = [
     "attend_tokens",
-    "mean_of_tokens",
     "moments_of_positions",
     "moments_of_tokens",
     "pool",
@@ -69,11 +67,12 @@ def spread(
     residual: Tensor | None = None,
 ) -> Tensor:
     """The last stage of KAO_KV: every position attends to the keys; see :func:`kronattn.ops.torch_backend.spread`."""
-    options: dict[str, Any] = {"residual": residual}
-    if plan.spread != "matrix_products":
-        options |= {"num_heads": num_heads, "key_bias": key_bias}
     with without_autocast(query):
-        return _implementation(plan.spread).spread(query, keys, values, **options)
+        if plan.spread == "matrix_products":
+            return matrix_products.spread(matrix_products.coefficients(query, keys), values, query, residual=residual)
+        return _implementation(plan.spread).spread(
+            query, keys, values, num_heads=num_heads, key_bias=key_bias, residual=residual
+        )
 
 
 @leaf_function
@@ -110,21 +109,20 @@ def moments_of_positions(
     *,
     num_heads: int = 1,
     per_key: bool = False,
-    query_mean: Tensor | None = None,
+    query_tokens: Tensor | None = None,
 ) -> tuple[Moments, Tensor]:
     """Batch statistics of KAO_KV's coefficients, for each head (or key of each head), and ``query`` to go on with.
 
     Args:
         query: (N, C, *grid).
         keys: (N, S, C), the scale multiplied in.
-        query_mean: (N, C), each sample's mean query where it is at hand: saves a pass.
+        query_tokens: (N, sum(grid), C), the query's averages where they are at hand: saves a pass.
     """
     with without_autocast(query):
         if per_key or plan.spread == "torch":
-            options: dict[str, Any] = {"num_heads": num_heads, "per_key": per_key, "query_mean": query_mean}
-            return torch_backend.moments(query, keys, **options), query
-        if plan.spread == "matrix_products":
-            return matrix_products.moments(query, keys), query
+            # The mean over all positions is that of the last axis's averages, which stand first.
+            mean = None if query_tokens is None else query_tokens[:, : query.shape[-1]].mean(dim=1)
+            return torch_backend.moments(query, keys, num_heads=num_heads, per_key=per_key, query_mean=mean), query
         return _implementation(plan.spread).moments(query, keys, num_heads=num_heads)
 
 
@@ -143,9 +141,3 @@ def moments_of_tokens(
 
 def _are_few(queries: Tensor, keys: Tensor) -> bool:
     return len(queries) > 0 and queries.shape[1] * keys.shape[1] <= _FEW_COEFFICIENTS
-
-
-@leaf_function
-def mean_of_tokens(tokens: Tensor, like: Tensor) -> Tensor:
-    """(N, C), the mean over all positions of ``like``'s grid: that of the last axis's averages, which stand first."""
-    return tokens[:, : like.shape[-1]].mean(dim=1)

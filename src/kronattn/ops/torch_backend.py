@@ -24,12 +24,14 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *, num_heads: int, scal
 
 @leaf_function
 def scaled(keys: Tensor, scale: float | Tensor, num_heads: int) -> Tensor:
-    """(N, S, C) keys times the scale of the coefficients, one number or one for each head: keys are the fewer."""
+    """(N, S, C) keys times the coefficients' scale: a number, or a (1,), (num_heads,) or (num_heads, S) tensor."""
     if not isinstance(scale, Tensor):
         return keys if scale == 1 else _unrounded(keys) * scale
     if scale.numel() == 1:
         return _unrounded(keys) * scale.reshape(())
-    return (_unrounded(keys).unflatten(2, (num_heads, -1)) * scale.unsqueeze(1)).flatten(2)
+    # One for each head, or for each key of each head: (H, 1) or (S, H, 1).
+    by_head = scale.unsqueeze(1) if scale.dim() == 1 else scale.t().unsqueeze(2)
+    return (_unrounded(keys).unflatten(2, (num_heads, -1)) * by_head).flatten(2)
 
 
 def _unrounded(keys: Tensor) -> Tensor:

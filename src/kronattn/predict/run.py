@@ -30,13 +30,14 @@ _READERS = 4
 class Result:
     """What was found in one file: classes with their shares, largest first; or, in one line, why nothing was.
 
-    ``picture`` is an overlay for segmentation, None for classification.
+    ``picture`` is an overlay for segmentation, ``mask`` its labels as a palette image; None for classification.
     """
 
     path: Path
     classes: list[Finding] = field(default_factory=list)
     error: str | None = None
     picture: Image.Image | None = None
+    mask: Image.Image | None = None
 
 
 def predict_files(
@@ -73,8 +74,8 @@ def predict_files(
                 if isinstance(one, str):
                     yield Result(path, error=one)
                 else:
-                    found, picture = task.interpret(next(outputs), one[0], description, top)
-                    yield Result(path, found, picture=picture)
+                    found = task.interpret(next(outputs), one[0], description, top)
+                    yield Result(path, found.classes, picture=found.picture, mask=found.mask)
 
 
 def _read(path: Path, description: Description, cut: str) -> tuple[Image.Image, Tensor] | str:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import colorsys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
+
+from kronattn.predict.legend import class_name, colours_of
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from kronattn.models.files import Description
 
-__all__ = ["TASKS", "Finding", "Task", "class_colour"]
+__all__ = ["TASKS", "Finding", "Interpretation", "Task"]
 
 
 @dataclass(frozen=True)
@@ -27,16 +28,24 @@ class Finding:
     share: float
 
 
+class Interpretation(NamedTuple):
+    """Findings, largest share first; for segmentation also an overlay and the labels as a palette image."""
+
+    classes: list[Finding]
+    picture: Image.Image | None = None
+    mask: Image.Image | None = None
+
+
 @dataclass(frozen=True)
 class Task:
-    """``cut`` is :func:`kronattn.data.prepare.prepare_image`'s; ``interpret(output, image, description, top)`` gives
-    the findings, largest share first, and a picture where there is one to draw."""
+    """``cut`` is :func:`kronattn.data.prepare.prepare_image`'s; ``interpret(output, image, description, top)`` says
+    what an image's output means."""
 
     cut: str
-    interpret: Callable[[Tensor, Image.Image, Description, int], tuple[list[Finding], Image.Image | None]]
+    interpret: Callable[[Tensor, Image.Image, Description, int], Interpretation]
 
 
-def classify(logits: Tensor, image: Image.Image, description: Description, top: int) -> tuple[list[Finding], None]:
+def classify(logits: Tensor, image: Image.Image, description: Description, top: int) -> Interpretation:
     """(num_classes,) logits to the most probable classes.
 
     Example:
@@ -48,38 +57,24 @@ def classify(logits: Tensor, image: Image.Image, description: Description, top: 
     """
     shares, numbers = logits.softmax(dim=0).topk(min(top, len(logits)))
     classes = description.classes
-    return [Finding(_name(classes, n), s) for n, s in zip(numbers.tolist(), shares.tolist(), strict=True)], None
+    found = zip(numbers.tolist(), shares.tolist(), strict=True)
+    return Interpretation([Finding(class_name(classes, number), share) for number, share in found])
 
 
-def segment(
-    scores: Tensor, image: Image.Image, description: Description, top: int
-) -> tuple[list[Finding], Image.Image | None]:
-    """(num_classes, h, w) scores, at any resolution, to each class's part of the area, and an overlay."""
+def segment(scores: Tensor, image: Image.Image, description: Description, top: int) -> Interpretation:
+    """(num_classes, h, w) scores, at any resolution, to each class's part of the area, an overlay and the labels, both
+    of the image's size."""
     from PIL import Image
 
     size = (image.height, image.width)
     labels = F.interpolate(scores.unsqueeze(0), size, mode="bilinear", align_corners=False)[0].argmax(dim=0).numpy()
     counts = np.bincount(labels.ravel(), minlength=len(scores)) / labels.size
     largest = np.argsort(-counts, kind="stable")[:top]
-    found = [Finding(_name(description.classes, int(n)), float(counts[n])) for n in largest if counts[n] > 0]
-    palette = description.palette or [list(class_colour(n)) for n in range(len(scores))]
-    colours = np.array(palette, dtype=np.uint8)
-    return found, Image.blend(image, Image.fromarray(colours[labels]), 0.55)
+    found = [Finding(class_name(description.classes, int(n)), float(counts[n])) for n in largest if counts[n] > 0]
+    colours = np.array(colours_of(description, len(scores)), dtype=np.uint8)
+    mask = Image.fromarray(labels.astype(np.uint8))
+    mask.putpalette(colours.tobytes())
+    return Interpretation(found, Image.blend(image, Image.fromarray(colours[labels]), 0.55), mask)
 
 
 TASKS = {"classification": Task("centre", classify), "segmentation": Task("own", segment)}
-
-
-def class_colour(number: int) -> tuple[int, int, int]:
-    """Colours that stay apart however many classes there are: steps of the golden angle around the circle of hues.
-
-    Example:
-        >>> class_colour(0), class_colour(0) == class_colour(1)
-        ((235, 70, 70), False)
-    """
-    red, green, blue = colorsys.hsv_to_rgb(number * 0.618034 % 1, 0.7, 0.92 - 0.25 * (number % 3 == 2))
-    return round(red * 255), round(green * 255), round(blue * 255)
-
-
-def _name(classes: Sequence[str], number: int) -> str:
-    return classes[number] if number < len(classes) else f"class {number}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kronattn.predict.legend import colours_of
 from kronattn.predict.run import Result
 from kronattn.tables.rendering import Cell, Column, Group, Table
 
@@ -30,15 +32,26 @@ def _cell(result: Result) -> Cell:
     return Cell(", ".join(f"{found.name} {found.share:.1%}" for found in result.classes))
 
 
-def results_json(results: Sequence[Result], description: Description) -> dict[str, Any]:
-    """One JSON object with an entry for each image; a bad file has an ``error`` and no classes."""
+def results_json(
+    results: Sequence[Result], description: Description, files: Mapping[Path, Mapping[str, str]] | None = None
+) -> dict[str, Any]:
+    """One JSON object with an entry for each image; a bad file has an ``error`` and no classes. ``files`` are those
+    that were written for an image, by what they hold; with them comes a legend of colours."""
+    files = files or {}
+    names = description.classes
+    legend = [
+        {"name": name, "label": label, "colour": list(colour)}
+        for label, (name, colour) in enumerate(zip(names, colours_of(description, len(names)), strict=True))
+    ]
     return {
         "model": description.model,
         "task": description.task,
+        **({"legend": legend} if files else {}),
         "images": [
             {
                 "image": str(one.path),
                 "classes": [{"name": found.name, "share": found.share} for found in one.classes],
+                **files.get(one.path, {}),
                 **({"error": one.error} if one.error else {}),
             }
             for one in results

@@ -20,7 +20,8 @@ _LEAD = (
 _HOW_TO_READ = (
     'Black figures were computed by this run. <span class="printed">Grey figures</span> are printed in the '
     "paper, measured on its authors’ hardware and software: multiply-adds and their savings should agree to the "
-    "digit, memory and time only in how they grow."
+    'digit, memory and time only in how they grow. <span class="stored">Blue figures</span> are those of training '
+    "runs that were made before and are kept in results/."
 )
 
 

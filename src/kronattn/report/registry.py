@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kronattn.report import networks, operators, segmentation, theorem, training
+from kronattn.report import attention, networks, operators, segmentation, theorem, training
 from kronattn.report.section import Section
 
 __all__ = ["SECTIONS"]
@@ -12,5 +12,6 @@ SECTIONS: list[Section] = [
     Section("networks", "What networks cost", networks.build),
     Section("segmentation", "What segmentation heads cost", segmentation.build),
     Section("training", "A network that learns: digits", training.build),
+    Section("attention", "Where attention looks", attention.build),
     Section("theorem", "Why averages are enough: Theorem 1", theorem.build),
 ]

@@ -29,7 +29,7 @@ def build(settings: Settings) -> Content:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "digits"
         show = not settings.quick and sys.stderr.isatty()
-        result = train(recipe, folder=run, progress=show, track=settings.track)
+        result = train(recipe, folder=run, progress="bar" if show else None, track=settings.track)
         found = evaluate(run / "weights.safetensors", None, accelerator=accelerator).figures
         with (run / "history.csv").open() as file:
             rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]

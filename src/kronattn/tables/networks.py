@@ -149,7 +149,7 @@ def network_tables(measured: Sequence[Measured]) -> list[Table]:
             rows.append(
                 [
                     Cell(found.row.label + mark),
-                    Cell(f"{printed.top1:.3f}"),
+                    Cell(f"{printed.top1:.3f}", tone="printed"),
                     Cell("–"),
                     Cell(f"{found.params_without_bn:,}", printed=_millions(printed.params)),
                     Cell(f"{found.params:,}"),

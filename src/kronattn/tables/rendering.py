@@ -43,7 +43,8 @@ class Cell:
 
     text: str
     printed: str = ""
-    tone: str = ""  # "good" or "bad" where a result is judged
+    # "good" or "bad" where a result is judged, "printed" for the paper's, "stored" for one of an earlier run.
+    tone: str = ""
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def _to_rich(table: Table, *, separator: str) -> rich.table.Table:
             min_width=_least_width(table, at, separator),
             vertical="top",
         )
-    tones = {"good": "green", "bad": "red", "": ""}
+    tones = {"good": "green", "bad": "red", "printed": "dim", "stored": "blue", "": ""}
     for group in table.groups:
         if group.title:
             shown.add_row(Text(group.title, style="bold"))
@@ -225,7 +226,8 @@ def _html_group(table: Table, group: Group) -> str:
 def _html_cell(column: Column, cell: Cell, room: bool) -> str:
     printed = f'<span class="printed">{escape(cell.printed)}</span>' if room else ""
     text = f'<span class="{cell.tone}">{escape(cell.text)}</span>' if cell.tone else escape(cell.text)
-    return f"<td{_class(column)}>{text}{printed}</td>"
+    # For a narrow screen, where a row is a block and the headings are left out.
+    return f'<td{_class(column)} data-label="{escape(column.title)}">{text}{printed}</td>'
 
 
 def _all_rows(table: Table) -> Iterator[Sequence[Cell]]:

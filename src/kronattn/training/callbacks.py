@@ -12,6 +12,8 @@ import torch
 from lightning.pytorch.callbacks import Callback, WeightAveraging
 from torch import Tensor, nn
 
+from kronattn.ops.compat import copy_all, lerp_all
+
 __all__ = ["Diverged", "EpochSpeed", "History", "MovingAverage", "Speed", "StopWhenDiverging"]
 
 
@@ -32,6 +34,8 @@ class MovingAverage(WeightAveraging):
     def __init__(self, decay: float) -> None:
         super().__init__()
         self.decay = decay
+        # Whether the step itself blends: on the device, with everything else that it does.
+        self.blended_in_step = False
         self._tensors: tuple[_Pair, _Pair] | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -40,26 +44,32 @@ class MovingAverage(WeightAveraging):
         self._device = trainer.strategy.root_device
         super().setup(trainer, pl_module, stage)
 
+    def share(self, steps: int) -> float:
+        """What the weights after ``steps`` others weigh in the average."""
+        return 1 - min(self.decay, (1 + steps) / (10 + steps)) if steps else 1.0
+
+    @torch.no_grad()
+    def blend(self, module: nn.Module, share: float | Tensor) -> None:
+        """Take the module's weights into the average; ``share`` may be a scalar on the device."""
+        assert self._average_model is not None
+        if self._tensors is None:
+            # Once: to find all of a network's tensors takes the host as long as a good part of a step.
+            self._tensors = _pairs(self._average_model.module, module)
+        (averages, values), counts = self._tensors
+        lerp_all(averages, values, share)
+        if counts[0]:
+            copy_all(*counts)
+
     # PyTorch's own update asks the device how many there were, and so waits for the whole step to be done.
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step > self._latest_update_step:
-            self._update(pl_module, trainer.global_step - 1)
+            assert self._average_model is not None
+            if not self.blended_in_step:
+                self.blend(pl_module, self.share(trainer.global_step - 1))
+            self._average_model.n_averaged += 1
             self._latest_update_step = trainer.global_step
-
-    @torch.no_grad()
-    def _update(self, module: nn.Module, steps: int) -> None:
-        assert self._average_model is not None
-        if self._tensors is None:
-            # Once: to find all of a network's tensors takes the host as long as a good part of a step.
-            self._tensors = _pairs(self._average_model.module, module)
-        weight = 1 - min(self.decay, (1 + steps) / (10 + steps)) if steps else 1.0
-        floating, counts = self._tensors
-        torch._foreach_lerp_(*floating, weight)
-        if counts[0]:
-            torch._foreach_copy_(*counts)
-        self._average_model.n_averaged += 1
 
 
 _Pair = tuple[list[Tensor], list[Tensor]]
@@ -140,7 +150,8 @@ class Speed(Callback):
     """Images a second in training, the share of the time in which the loop waited for the next batch, and memory.
 
     An epoch counts from its first batch to its last, without validation and checkpoints, which ``training_share``
-    tells of; the first epoch of a process is left out of the results, since it compiles and warms up.
+    tells of; the first epoch of a process is left out of the results, since it compiles and warms up. Time to get a
+    batch counts where a GPU has done all that it was given before: otherwise nothing waits.
     """
 
     def __init__(self) -> None:
@@ -150,6 +161,7 @@ class Speed(Callback):
         self._pending = 0
         self._pending_wait = 0.0
         self._peak: int | None = None
+        self._done: torch.cuda.Event | None = None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if pl_module.device.type == "cuda":
@@ -167,11 +179,13 @@ class Speed(Callback):
         self._start = self._last_end = now
         self._pending = 0
         self._pending_wait = 0.0
+        self._done = None
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._pending_wait += time.perf_counter() - self._last_end
+        if self._done is None or self._done.query():
+            self._pending_wait += time.perf_counter() - self._last_end
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -180,6 +194,9 @@ class Speed(Callback):
         if trainer.is_last_batch:
             _finish(pl_module.device)
             self.epochs.append(EpochSpeed(self._pending, time.perf_counter() - self._start, self._pending_wait))
+        elif pl_module.device.type == "cuda":
+            self._done = self._done or torch.cuda.Event()
+            self._done.record()
         self._last_end = time.perf_counter()
 
     def results(self) -> dict[str, float | None]:

@@ -37,14 +37,14 @@ def model_card(description: Description, recipe: Recipe, result: Mapping[str, An
 |---|---|
 {table}
 
-The figures are those after the last epoch.{averaged}
+{_which(result)}{averaged}
 
 ## How it was trained
 
-With these settings in recipe.yaml, this trains it again:
+With these settings in config.yaml, this trains it again:
 
 ```
-kronattn train --config recipe.yaml --data PATH
+kronattn train --config config.yaml --data PATH
 ```
 
 ```yaml
@@ -54,11 +54,23 @@ It ran with {versions}.
 """
 
 
+def _which(result: Mapping[str, Any]) -> str:
+    """Which epoch's weights these are; runs of earlier versions kept the last alone."""
+    best = result.get("best_epoch", result["epochs"])
+    if best == result["epochs"]:
+        return "The weights and the figures are those after the last epoch."
+    return (
+        f"The weights and the figures are those after epoch {best} of {result['epochs']}, which validated best; those "
+        f"after the last epoch are in weights-last.safetensors."
+    )
+
+
 def _prepared(description: Description) -> str:
     if description.task == "segmentation":
         return "An image of any size is taken as it is"
     size, resize = description.size, description.resize
-    return f"An image is scaled to {resize} × {resize}, its centre of {size} × {size} taken"
+    square = "The square in the middle of an image" if description.keep_aspect else "An image"
+    return f"{square} is scaled to {resize} × {resize}, its centre of {size} × {size} taken"
 
 
 def _percent(value: float | None) -> str:

@@ -14,6 +14,7 @@ from torchmetrics.classification import (
 )
 
 from kronattn.models.files import Description
+from kronattn.training.halving import in_parts
 from kronattn.training.learner import Learner
 from kronattn.training.recipe import Recipe
 
@@ -32,19 +33,18 @@ class Classifier(Learner):
         if classes > TOP:
             self.scores.add_metrics({"top5": _accuracy(classes, TOP)})
 
-    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+    def losses(self, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
         images, labels = batch
         logits = self.network(images)
         loss = F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
         wanted = labels.argmax(1) if labels.dim() > 1 else labels
         accuracy = (logits.detach().argmax(1) == wanted).float().mean()
-        self.note(len(images), loss=loss, top1=accuracy)
-        return loss
+        return {"loss": loss, "top1": accuracy}
 
     def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
         images, labels = batch
         # Past the compiled call: the last batch is smaller, and compiling for it would take longer than it runs.
-        logits = self.network.forward(images).float()
+        logits = in_parts(self.network.forward, images).float()
         self.scores.update(logits, labels)
         loss = F.cross_entropy(logits, labels)
         self.log("val/loss", loss, on_epoch=True, batch_size=len(images), sync_dist=True)

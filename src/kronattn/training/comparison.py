@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kronattn.atomic import write_atomically
-from kronattn.training.recipe import Recipe, load_recipe, recipe_yaml
+from kronattn.training.recipe import Recipe, load_recipe
 from kronattn.training.run import CONFIG, RESULT, read_result, train
+from kronattn.training.workers import run_in_processes
 
 __all__ = ["Plan", "confidence_interval", "measure_alone", "parse_seeds", "plan", "run_all", "summarise"]
 
@@ -80,57 +80,61 @@ def run_all(
     jobs: int = 1,
     on_result: Callable[[Plan, dict[str, Any]], None] = lambda plan, result: None,
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Run what has not run yet, ``jobs`` at a time, each in a process of its own.
+    """Run what has not run yet, ``jobs`` at a time, in as many processes.
 
-    Finished runs are taken as they are, interrupted ones resumed; a run that fails does not stop the others.
+    A process trains one run after another and keeps to its networks as far as it can: what was imported, compiled,
+    tuned and decoded for one seed serves the next. Finished runs are taken as they are, interrupted ones resumed; a run
+    that fails does not stop the others.
 
     Returns:
-        The results, in the plans' order, and the last line of each failed run's error by the run's name.
+        The results, in the plans' order, and each failed run's error, one line, by the run's name.
     """
     for one in plans:
         _check_same_recipe(one)
     failures: dict[str, str] = {}
-    with ThreadPoolExecutor(jobs) as pool:
-        waiting = {pool.submit(_run, one, jobs): one for one in plans}
-        try:
-            for done in as_completed(waiting):
-                one = waiting[done]
-                failure = done.result()
-                result = read_result(one.folder)
-                if failure or result is None:
-                    failures[one.name] = failure or "no result"
-                else:
-                    on_result(one, result)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+
+    def done(one: Any, failure: str) -> None:
+        result = read_result(one.folder)
+        if failure or result is None:
+            failures[one.name] = failure or "no result"
+            return
+        result["jobs"] = jobs
+        write_atomically(one.folder / RESULT, json.dumps(result, indent=2) + "\n")
+        on_result(one, result)
+
+    missing = []
+    for one in plans:
+        result = read_result(one.folder)
+        if result is None:
+            missing.append(one)
+        else:
+            on_result(one, result)
+    with _decoded_together(missing, jobs) as decoded:
+        run_in_processes(missing, jobs, done, decoded)
     found = [read_result(one.folder) for one in plans if one.name not in failures]
     return [result for result in found if result is not None], failures
 
 
-def _run(one: Plan, jobs: int) -> str:
-    """Train in another process, one of ``jobs``, which the result remembers; returns its last line of error, if any."""
-    if read_result(one.folder) is not None:
-        return ""
-    one.folder.mkdir(parents=True, exist_ok=True)
-    recipe = one.folder / "planned.yaml"
-    recipe.write_text(recipe_yaml(one.recipe))
-    command = [sys.executable, "-m", "kronattn.cli", "train", "--config", str(recipe), "--resume", "--quiet"]
-    with (one.folder / "log.txt").open("a") as log:
-        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
-    if code == 0:
-        write_atomically(
-            one.folder / RESULT, json.dumps({**(read_result(one.folder) or {}), "jobs": jobs}, indent=2) + "\n"
-        )
-        return ""
-    lines = (one.folder / "log.txt").read_text().strip().splitlines()
-    return lines[-1] if lines else f"exit code {code}"
+@contextmanager
+def _decoded_together(plans: Sequence[Plan], jobs: int) -> Iterator[Path | None]:
+    """A folder for decoded images that the processes share, for as long as they run; a recipe's cache stays.
+
+    Always the same, so that a comparison that is started again after it was killed finds it, and takes it away.
+    """
+    if jobs == 1 or not plans or plans[0].recipe.cache is not None:
+        yield None
+        return
+    decoded = plans[0].folder.parent / ".decoded"
+    try:
+        yield decoded
+    finally:
+        shutil.rmtree(decoded, ignore_errors=True)
 
 
 def _check_same_recipe(one: Plan) -> None:
     """Results of another recipe are no part of this comparison."""
     used = one.folder / CONFIG
-    if used.exists() and load_recipe(used) != one.recipe:
+    if used.exists() and replace(load_recipe(used), cache=one.recipe.cache) != one.recipe:
         raise ValueError(f"{one.folder} holds a run with other settings: give another --folder, or remove it")
 
 
@@ -140,9 +144,11 @@ def measure_alone(plans: Sequence[Plan], epochs: int) -> dict[str, dict[str, Any
     for one in plans:
         recipes.setdefault(one.recipe.model.label, one.recipe)
     found = {}
+    store: dict[str, Any] = {}
     for name, recipe in recipes.items():
+        short = replace(recipe, epochs=epochs, validate_every=epochs)
         with tempfile.TemporaryDirectory() as folder:
-            result = train(replace(recipe, epochs=epochs, validate_every=epochs), folder=Path(folder) / "run")
+            result = train(short, folder=Path(folder) / "run", store=store)
         found[name] = {key: result[key] for key in ("images_per_second", "waiting_for_data", "peak_bytes")}
     return found
 

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from kronattn.data.cache import Decoded, cached
 from kronattn.training.recipe import DataSettings
-from kronattn.training.sampling import EpochSampler, WithDraws, mixed, seed_draws
+from kronattn.training.sampling import EpochSampler, IndexBatches, WithDraws, mixed, seed_draws
+
+log = logging.getLogger(__name__)
 
 __all__ = ["IN_MEMORY_AT_MOST", "Track", "TrainingData"]
 
 # What "auto" keeps in memory, in bytes: several copies of Imagenette, but not ImageNet.
 IN_MEMORY_AT_MOST = 8 << 30
+
+# Pixels that a GPU validates at a time, where the images lie there: enough to keep it busy.
+VALIDATED_AT_ONCE = 1 << 24
 
 Track = Callable[[Sequence[int], str], Iterable[int]]
 
@@ -30,6 +39,9 @@ class TrainingData(L.LightningDataModule):
     other draws of a step (augmentation on the device, dropout) from ``seed`` and the step: a resumed run sees what the
     whole run would have seen, whatever the number of worker processes.
 
+    Where the decoded images lie on the device, loaders hand out their numbers alone, and :meth:`prepare` gathers them.
+    With ``prepared_in_step`` it is the training step that calls it, not Lightning.
+
     Args:
         settings: the recipe's.
         batch_size: for each process.
@@ -38,6 +50,8 @@ class TrainingData(L.LightningDataModule):
         classes: the classes of a trained network, to count labels in.
         track: wraps the decoding, in a progress bar for instance.
         split: what is validated and examined.
+        cache: a folder for decoded images.
+        store: decoded datasets that runs in one process share.
     """
 
     def __init__(
@@ -50,6 +64,8 @@ class TrainingData(L.LightningDataModule):
         classes: Sequence[str] | None = None,
         track: Track = lambda items, description: items,
         split: str = "val",
+        cache: Path | None = None,
+        store: MutableMapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.settings: Any = settings
@@ -59,6 +75,9 @@ class TrainingData(L.LightningDataModule):
         self.classes = classes
         self.track = track
         self.evaluated = split
+        self.cache = cache
+        self.store: MutableMapping[str, Any] = {} if store is None else store
+        self.prepared_in_step = False
         self.skipped: list[str] = []
         self._splits: dict[str, Any] = {}
         self._datasets: dict[str, Any] = {}
@@ -74,6 +93,13 @@ class TrainingData(L.LightningDataModule):
     @abstractmethod
     def build(self, split: str) -> Dataset:
         """One split as a PyTorch dataset."""
+
+    @abstractmethod
+    def prepare(self, batch: tuple[Tensor, ...], split: str) -> tuple[Tensor, Tensor]:
+        """A batch as the loader gives it, on the device, to images and targets as the network wants them."""
+
+    def prepare_training(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        return self.prepare(batch, "train")
 
     def split(self, name: str) -> Any:
         """One split's list of samples, read once."""
@@ -95,17 +121,22 @@ class TrainingData(L.LightningDataModule):
         """Whole batches in an epoch of one process; what is left over is another rest in each epoch."""
         return len(self._datasets["train"]) // (self.batch_size * self._processes())
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> DataLoader | IndexBatches:
         dataset = self._datasets["train"]
-        gathers = hasattr(dataset, "__getitems__")
+        gathers = hasattr(dataset, "gather")
         sampler = EpochSampler(
             dataset, self._processes(), self._rank(), seed=self.seed, epoch=self._epoch, with_draws=not gathers
         )
+        if self.gathers_on_device(dataset):
+            return IndexBatches(sampler, self.batch_size, dataset.device, drop_last=True)
         return self._loader(dataset if gathers else WithDraws(dataset), sampler, drop_last=True)
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self) -> DataLoader | IndexBatches:
         dataset = self._datasets[self.evaluated]
         sampler = UnrepeatedDistributedSampler(dataset, self._processes(), self._rank(), shuffle=False)
+        if self.gathers_on_device(dataset):
+            at_once = VALIDATED_AT_ONCE // (dataset.pixels.shape[-2] * dataset.pixels.shape[-1])
+            return IndexBatches(sampler, max(self.batch_size, at_once), dataset.device, drop_last=False)
         return self._loader(dataset, sampler, drop_last=False)
 
     test_dataloader = val_dataloader
@@ -115,6 +146,13 @@ class TrainingData(L.LightningDataModule):
         if self.trainer.training:
             seed_draws(mixed(self.seed, self.trainer.global_step, self._rank()), self.device())
         return batch
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        assert self.trainer is not None
+        if self.trainer.training and self.prepared_in_step:
+            return batch
+        with torch.no_grad():
+            return self.prepare(batch, "train" if self.trainer.training else self.evaluated)
 
     def bad_images(self) -> list[str]:
         """The names of images that were left out so far."""
@@ -129,6 +167,40 @@ class TrainingData(L.LightningDataModule):
         choice = self.settings.in_memory
         return choice == "yes" or (choice == "auto" and bytes_needed <= IN_MEMORY_AT_MOST)
 
+    def decoded(self, key: str, make: Callable[[], Decoded], kind: Callable[..., Any]) -> Any:
+        """A dataset of decoded samples, ``kind(**tensors)``: of an earlier run in this process, from the cache, or made
+        now; on the GPU where there is one and it fits."""
+        name = f"{key}, {self.device()}"
+        if name not in self.store:
+            tensors, bad = cached(self.cache, key, make)
+            self.store[name] = self._on_device(kind(**tensors), sum(x.nbytes for x in tensors.values())), bad
+        dataset, bad = self.store[name]
+        self.skipped += bad
+        return dataset
+
+    def _on_device(self, dataset: Any, needed: int) -> Any:
+        return dataset.to(self.device()) if self.fits_on_device(needed) else dataset
+
+    def fits_on_device(self, needed: int) -> bool:
+        """Whether there is a GPU with room for so many bytes of decoded images, and for training beside them."""
+        device = self.device()
+        if device.type != "cuda":
+            return False
+        free = torch.cuda.mem_get_info(device)[0]
+        if needed < free / 4:
+            return True
+        log.warning(
+            "decoded images take %.1f GB, more than a quarter of the %.1f GB that are free on the GPU: they come from "
+            "the host's memory",
+            needed / 1e9,
+            free / 1e9,
+        )
+        return False
+
+    def gathers_on_device(self, dataset: Any) -> bool:
+        """Whether loaders give this dataset's numbers alone."""
+        return hasattr(dataset, "gather") and dataset.device.type != "cpu"
+
     def device(self) -> torch.device:
         """The device of this process's network."""
         return self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
@@ -136,9 +208,8 @@ class TrainingData(L.LightningDataModule):
     def _loader(self, dataset: Any, sampler: Any, **options: Any) -> DataLoader:
         on_gpu = self.device().type == "cuda"
         if hasattr(dataset, "__getitems__"):
-            pinned = on_gpu and not dataset.pixels.is_cuda
             return DataLoader(
-                dataset, self.batch_size, sampler=sampler, collate_fn=_as_it_is, pin_memory=pinned, **options
+                dataset, self.batch_size, sampler=sampler, collate_fn=_as_it_is, pin_memory=on_gpu, **options
             )
         workers = min(self.settings.workers, os.cpu_count() or 1)
         return DataLoader(

@@ -107,7 +107,12 @@ def evaluate(
 
 
 def _evaluate_classifier(network: nn.Module, description: Description, how: _How) -> Evaluated:
-    images = ImageSettings(resize=description.resize, size=description.size, **_colours(description))
+    seen: dict[str, Any] = {
+        "resize": description.resize,
+        "size": description.size,
+        "keep_aspect": description.keep_aspect,
+    }
+    images = ImageSettings(**seen, **_colours(description))
     settings = ClassificationData(images=images, **how.reading(description))
     examination = Examination(network, len(description.classes))
     module = ImageData(settings, how.batch_size, classes=description.classes, track=how.track, split=how.split)
@@ -133,7 +138,10 @@ def _evaluate_classifier(network: nn.Module, description: Description, how: _How
 
 
 def _evaluate_segmenter(network: nn.Module, description: Description, how: _How) -> Evaluated:
-    settings = SegmentationData(images=JointSettings(**_colours(description)), **how.reading(description))
+    reading = how.reading(description)
+    # Other kinds of data know their own ignored label.
+    ignored: dict[str, Any] = {"ignore_index": description.ignore_index} if reading["name"] == "folder" else {}
+    settings = SegmentationData(images=JointSettings(**_colours(description), **ignored), **reading)
     classes = len(description.classes)
     module = MaskData(settings, how.batch_size, classes=description.classes, track=how.track, split=how.split)
     examination = SegmentationExamination(network, classes, description.ignore_index, how.pictures)

@@ -113,6 +113,13 @@ def draw_pictures(
             axis.set_axis_off()
     for axis, title in zip(axes[0], columns, strict=True):
         axis.set_title(title, fontsize=10)
+    if description.classes:
+        from matplotlib.patches import Patch
+
+        colours = [[value / 255 for value in colour] for colour in description.palette]
+        named = zip(description.classes, colours, strict=False)
+        handles = [Patch(color=tuple(colour), label=name) for name, colour in named]
+        figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=8, frameon=False)
     return figure
 
 

@@ -8,14 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kronattn.data.augment import normalise
+from kronattn.data.cache import Decoded, fingerprint
 from kronattn.data.images import BadImage
 from kronattn.data.joint import (
+    JointSettings,
     SegmentationDataset,
     collate_padded,
     joint_evaluation_transform,
     joint_training_transform,
 )
+from kronattn.data.joint_augment import random_scaled_crop
 from kronattn.data.masks import Labels
+from kronattn.data.pairs import DecodedPairs, stack_pairs
 from kronattn.data.segmentation import SegmentedImages, load_segmentation
 from kronattn.training.data import TrainingData
 
@@ -25,7 +30,8 @@ __all__ = ["MaskData"]
 class MaskData(TrainingData):
     """Images with a label for each pixel: random scales, crops and flips in training, whole images in evaluation.
 
-    Where they fit they are decoded once and kept; worker processes transform them either way.
+    Where they fit they are decoded once and kept: on a GPU, which transforms them in batches, or in the host's memory,
+    from where worker processes transform them one by one.
     """
 
     @property
@@ -39,28 +45,65 @@ class MaskData(TrainingData):
     def load(self, split: str) -> SegmentedImages:
         if self.settings.path is None:
             raise ValueError(f"the dataset {self.settings.name!r} needs to know where it lies: give --data PATH")
-        found = load_segmentation(self.settings.name, self.settings.path, split)
+        ignored = self.settings.images.ignore_index
+        found = load_segmentation(self.settings.name, self.settings.path, split, ignore_index=ignored)
+        if ignored not in (found.labels.ignore_index, JointSettings.ignore_index):
+            raise ValueError(
+                f"data.images.ignore_index is {ignored}, but {self.settings.name} ignores {found.labels.ignore_index}"
+            )
         if self.classes is not None and list(found.labels.classes) != list(self.classes):
             raise ValueError(
                 f"the data's classes are {_some(found.labels.classes)}, but the network's are {_some(self.classes)}"
             )
         return found
 
-    def build(self, split: str) -> SegmentationDataset:
+    def build(self, split: str) -> SegmentationDataset | DecodedPairs:
         images = self.split(split)
-        settings = replace(self.settings.images, ignore_index=self.labels.ignore_index)
-        transform = (joint_training_transform if split == "train" else joint_evaluation_transform)(settings)
+        transform = (joint_training_transform if split == "train" else joint_evaluation_transform)(self.joint)
         dataset = SegmentationDataset(images, transform, skip_bad=self.settings.skip_bad_images)
-        if self.keeps(len(images) * _bytes_of_one(images)):
-            dataset.keep(self.track)
+        needed = len(images) * _bytes_of_one(images)
+        if not self.keeps(needed):
+            return dataset
+        if self.fits_on_device(needed) and (pairs := self._pairs(dataset, split)) is not None:
+            return pairs
+        dataset.keep(self.track)
         return dataset
+
+    def _pairs(self, dataset: SegmentationDataset, split: str) -> DecodedPairs | None:
+        images, skipped = dataset.images, list(self.skipped)
+        key = f"pairs-{fingerprint([*images.images, *images.masks], self.settings.skip_bad_images)}"
+        pairs: DecodedPairs = self.decoded(key, lambda: self._decode(dataset), DecodedPairs)
+        if split == "train" or pairs.same_size:
+            return pairs
+        # Evaluation sees images as they are, and padding would change what attention does.
+        self.skipped = skipped
+        return None
+
+    @property
+    def joint(self) -> JointSettings:
+        return replace(self.settings.images, ignore_index=self.labels.ignore_index)
+
+    def _decode(self, dataset: SegmentationDataset) -> Decoded:
+        found = list(dataset.decoded(self.track))
+        good = [pair for pair in found if pair is not None]
+        if not good:
+            raise BadImage(f"all {len(found)} images are bad: nothing is left to train on")
+        return stack_pairs(good), [dataset.images.name(index) for index, pair in enumerate(found) if pair is None]
 
     def collate(self, samples: list[Any]) -> Any:
         return collate_padded(samples, self.labels.ignore_index)
 
-    def on_after_batch_transfer(self, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> tuple[Tensor, Tensor]:
-        images, masks = batch
-        return images.to(memory_format=self.memory_format), masks.to(torch.int64)
+    def prepare(self, batch: tuple[Tensor, ...], split: str) -> tuple[Tensor, Tensor]:
+        dataset = self._datasets[split]
+        if self.gathers_on_device(dataset):
+            images, masks, sizes = dataset.gather(*batch)
+            if split == "train":
+                images, masks = random_scaled_crop(images, masks, sizes, self.joint)
+            else:
+                images = normalise(images, self.joint)
+        else:
+            images, masks = batch
+        return images.contiguous(memory_format=self.memory_format), masks.to(torch.int64)
 
 
 def _bytes_of_one(images: SegmentedImages) -> int:

@@ -11,16 +11,16 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from kronattn.training.recipe import OptimiserSettings, ScheduleSettings
 
-__all__ = ["build_optimiser", "build_schedule", "learning_rate_factor"]
+__all__ = ["build_optimiser", "build_schedule", "head_of", "learning_rate_factor"]
 
 _WARMUP_START = 0.01
 
 
-def build_optimiser(network: nn.Module, settings: OptimiserSettings) -> Optimizer:
+def build_optimiser(network: nn.Module, settings: OptimiserSettings, *, capturable: bool = False) -> Optimizer:
     """The optimiser of a network's parameters, in groups: those that decay and those that do not, the head's apart
-    where it learns at a rate of its own."""
+    where it learns at a rate of its own. A ``capturable`` one can be part of a CUDA graph."""
     spared = network.no_weight_decay() if hasattr(network, "no_weight_decay") else set()  # type: ignore[operator]
-    head = _head_of(network) if settings.head_factor != 1 else set()
+    head = head_of(network) if settings.head_factor != 1 else set()
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
@@ -36,16 +36,19 @@ def build_optimiser(network: nn.Module, settings: OptimiserSettings) -> Optimize
         for (in_head, decays), parameters in sorted(groups.items(), key=lambda group: (group[0][0], not group[0][1]))
     ]
     if settings.name == "adamw":
-        return AdamW(arguments, lr=settings.lr)
-    return SGD(arguments, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
+        return AdamW(arguments, lr=settings.lr, fused=capturable or None, capturable=capturable)
+    # Fused: the only form of SGD whose kernels read the learning rate on the device.
+    return SGD(
+        arguments, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov, fused=capturable or None
+    )
 
 
-def _head_of(network: nn.Module) -> set[nn.Parameter]:
+def head_of(network: nn.Module, wanted_by: str = "optimiser.head_factor") -> set[nn.Parameter]:
     """What reads the answer off the features: a classifier's last layer (timm's convention), a segmenter's head."""
     find = getattr(network, "get_classifier", None)
     head = find() if find is not None else getattr(network, "head", None)
     if not isinstance(head, nn.Module):
-        raise ValueError(f"optimiser.head_factor needs a network with a head; {type(network).__name__} shows none")
+        raise ValueError(f"{wanted_by} needs a network with a head; {type(network).__name__} shows none")
     return set(head.parameters())
 
 

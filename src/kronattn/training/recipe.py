@@ -17,6 +17,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from kronattn.data.joint import JointSettings
 from kronattn.data.transforms import ImageSettings
+from kronattn.names import near_names
 from kronattn.nn.context_registry import check_context
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "ScheduleSettings",
     "SegmentationData",
     "SegmentationRecipe",
+    "list_recipes",
     "load_recipe",
     "recipe_path",
     "recipe_yaml",
@@ -47,7 +49,9 @@ class ModelSettings:
     Args:
         name: one of ``kronattn.list_models()``, or ``timm/NAME``.
         options: for ``create_model``; ``num_classes`` comes from the data.
-        weights: a file to start from; the classifier is taken where the number of classes is the same.
+        weights: what to start from: a file, a run's folder, or the name of a network that comes with weights; a file of
+            timm's or torchvision's MobileNetV2 serves, too. The classifier is taken where the number of classes is the
+            same.
         context: the layer in the place of the network's attention, one of ``kronattn.nn.list_contexts()``; the same as
             ``options.context``.
     """
@@ -152,7 +156,7 @@ class ScheduleSettings:
     warmup: float = 0.0
 
 
-COMPILE_MODES = ("reduce-overhead", "max-autotune")
+COMPILE_MODES = ("auto", "reduce-overhead", "max-autotune")
 
 
 @dataclass
@@ -167,12 +171,16 @@ class Recipe:
         schedule: how the learning rate changes.
         epochs: passes over the data.
         iterations: steps, instead of epochs.
+        freeze_epochs: the first epochs, in which a classifier or a segmenter's head learns alone.
         batch_size: images in a step, over all devices together.
         label_smoothing: share of the target that is spread over all classes.
         ema: decay of the weights' moving average, which is what is evaluated and kept; none by default.
         precision: Lightning's: "32-true", "bf16-mixed", "16-mixed".
         channels_last: keep channels side by side in memory.
-        compile: through torch.compile; or one of its modes: "reduce-overhead" where the host is the slower part.
+        compile: "auto": whole steps as CUDA graphs on a GPU, nothing on a CPU; true: through torch.compile, or the name
+            of one of its modes; false: neither.
+        deterministic: only kernels that give the same bits every time, on a GPU too, where that is slower.
+        cache: a folder for what later runs can use again: decoded images, compiled code.
         sync_batch_norm: statistics over all devices' batches.
         validate_every: epochs between validations, each followed by a checkpoint.
         seed: of weights, order and augmentation.
@@ -189,12 +197,15 @@ class Recipe:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     epochs: int = 100
     iterations: int | None = None
+    freeze_epochs: int = 0
     batch_size: int = 256
     label_smoothing: float = 0.0
     ema: float | None = None
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     channels_last: bool = False
-    compile: bool | str = False
+    compile: bool | str = "auto"
+    deterministic: bool = False
+    cache: str | None = None
     sync_batch_norm: bool = True
     validate_every: int = 1
     seed: int = 0
@@ -210,12 +221,17 @@ class Recipe:
         if self.iterations is not None and self.iterations < 1:
             raise ValueError(f"iterations must be at least 1, not {self.iterations}")
         processes = self.devices * self.nodes
+        if self.freeze_epochs < 0:
+            raise ValueError(f"freeze_epochs must be at least 0, not {self.freeze_epochs}")
+        if self.freeze_epochs and processes > 1:
+            raise ValueError("freeze_epochs is for one device: several wait for the gradients of every weight")
         if self.batch_size % processes:
             raise ValueError(f"batch_size {self.batch_size} must be a multiple of the {processes} devices")
         if isinstance(self.compile, str) and self.compile not in COMPILE_MODES:
-            raise ValueError(f"compile must be true, false, {' or '.join(COMPILE_MODES)}, not {self.compile!r}")
+            modes = f"{', '.join(COMPILE_MODES[:-1])} or {COMPILE_MODES[-1]}"
+            raise ValueError(f"compile must be true, false, {modes}, not {self.compile!r}")
         if self.ema is not None and not 0 < self.ema < 1:
-            raise ValueError(f"ema must lie between 0 and 1, not {self.ema}")
+            raise ValueError(f"ema must lie between 0 and 1, both excluded, not {self.ema:g}: ema=null turns it off")
 
 
 @dataclass
@@ -284,7 +300,29 @@ def recipe_path(name: str | Path) -> Path:
         shipped = folder / Path(name).with_suffix(".yaml")
         if shipped.exists():
             return shipped
-    raise FileNotFoundError(f"there is no recipe {name}")
+    raise FileNotFoundError(f"there is no recipe {name}: {near_names(str(name), list_recipes())}")
+
+
+def list_recipes() -> dict[str, str]:
+    """The recipes that come with kronattn, by name, each with the comment at its top.
+
+    Example:
+        >>> list_recipes()["digits"].startswith("The embedded default")
+        True
+    """
+    folder = next((folder for folder in _SHIPPED if folder.is_dir()), Path())
+    return {
+        path.relative_to(folder).with_suffix("").as_posix(): _first_comment(path)
+        for path in sorted(folder.rglob("*.yaml"))
+    }
+
+
+def _first_comment(path: Path) -> str:
+    """The comment that a recipe begins with, or the one of the recipe that it extends."""
+    first = path.read_text().splitlines()[0]
+    if first.startswith("extends: "):
+        return _first_comment(path.parent / first.removeprefix("extends: "))
+    return first.removeprefix("# ")
 
 
 def recipe_yaml(recipe: Recipe) -> str:
@@ -301,10 +339,10 @@ def without_places(recipe: Recipe) -> Recipe:
     """The recipe for others to read: where the data lay and the run went is of no use elsewhere.
 
     Example:
-        >>> without_places(load_recipe(None, ["data.path=here", "output=there"])) == load_recipe(None)
+        >>> without_places(load_recipe(None, ["data.path=here", "output=there", "cache=c"])) == load_recipe(None)
         True
     """
-    return replace(recipe, data=replace(recipe.data, path=None), output=None)
+    return replace(recipe, data=replace(recipe.data, path=None), output=None, cache=None)
 
 
 def _plain(value: Any) -> Any:

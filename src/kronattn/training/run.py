@@ -6,36 +6,43 @@ import csv
 import io
 import json
 import logging
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint, RichProgressBar
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
 from torch import nn
 
-from kronattn.atomic import write_atomically
+from kronattn.atomic import replacing, write_atomically
 from kronattn.measure import count_madd, describe_environment
 from kronattn.models.files import Description, build_model, read_weights, save_model
+from kronattn.models.weights import load_weights, unpack
 from kronattn.nn import synchronise_coefficient_norms
 from kronattn.training.callbacks import History, MovingAverage, Speed, StopWhenDiverging
 from kronattn.training.card import model_card
 from kronattn.training.checkpoints import WholeCheckpoints, check_resumable
+from kronattn.training.compiling import DECODED, compile_mode, keep_compiled_code, steps_on_device
 from kronattn.training.data import Track, TrainingData
+from kronattn.training.errors import explained
 from kronattn.training.figures import draw_curves
+from kronattn.training.freezing import FreezeBackbone
+from kronattn.training.interruption import interruptible
 from kronattn.training.learner import Learner
+from kronattn.training.progress import Progress, progress_callback
 from kronattn.training.recipe import Recipe, recipe_yaml
+from kronattn.training.start import start_from
 from kronattn.training.tasks import TASKS
+from kronattn.training.tensorboard import TensorBoardCurves
 
 __all__ = ["quiet", "read_result", "run_folder", "train"]
 
 CONFIG, HISTORY, RESULT, CURVES = "config.yaml", "history.csv", "result.json", "curves.png"
-# Where networks keep what depends on the number of classes: ours, timm's, the segmenters'.
-_CLASSIFIERS = ("classifier.", "fc.", "head.")
-WEIGHTS, CARD, LAST, BEST = "weights.safetensors", "README.md", "last.ckpt", "best.ckpt"
+WEIGHTS, LAST_WEIGHTS, CARD = "weights.safetensors", "weights-last.safetensors", "README.md"
+LAST, BEST = "last.ckpt", "best.ckpt"
 
 
 def run_folder(recipe: Recipe, name: str = "run") -> Path:
@@ -55,10 +62,12 @@ def train(
     *,
     folder: Path | None = None,
     resume: bool = False,
-    progress: bool = False,
+    progress: Progress = None,
     track: Track = lambda items, description: items,
     callbacks: Sequence[Callback] = (),
     data_module: type[TrainingData] | None = None,
+    decoded: Path | None = None,
+    store: MutableMapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train a network after a recipe.
 
@@ -66,10 +75,12 @@ def train(
         recipe: what to do.
         folder: where the run's files go; :func:`run_folder`'s by default.
         resume: continue a run that was interrupted; a finished one is returned as it is.
-        progress: show a progress bar.
+        progress: show a progress bar, or print a line for each epoch.
         track: wraps the decoding of images, in a progress bar for instance.
         callbacks: further ones.
         data_module: another way of preparing the data than the task's.
+        decoded: a folder for decoded images, within the recipe's cache by default.
+        store: decoded datasets, for the next run in this process to use again.
 
     Returns:
         The run's figures, which also go into ``result.json``.
@@ -79,6 +90,9 @@ def train(
     if last is not None and (result := read_result(folder)) is not None:
         return result
     quiet()
+    if recipe.cache is not None:
+        keep_compiled_code(Path(recipe.cache))
+        decoded = decoded or Path(recipe.cache) / DECODED
     L.seed_everything(recipe.seed, workers=True, verbose=False)
     task = TASKS[recipe.task]
     data = (data_module or task.data)(
@@ -87,36 +101,54 @@ def train(
         seed=recipe.seed,
         channels_last=recipe.channels_last,
         track=track,
+        cache=decoded,
+        store=store,
     )
     description = task.describe(recipe, data)
     network = _build_network(recipe, description)
     module = task.module(network, recipe, description)
     history = History(lambda rows: write_atomically(folder / HISTORY, _csv(rows)))
     speed = Speed()
-    trainer = _trainer(recipe, folder, f"val/{task.score}", [history, speed, *callbacks], progress)
+    checkpoints = WholeCheckpoints()
+    watching = [history, speed, *progress_callback(progress, history, speed), *callbacks]
+    trainer = _trainer(recipe, folder, f"val/{task.score}", watching, checkpoints)
     if trainer.world_size > 1 and recipe.sync_batch_norm:
         synchronise_coefficient_norms(network)
-    if recipe.compile:
-        network.compile(dynamic=False, mode=None if recipe.compile is True else recipe.compile)
-    trainer.fit(module, data, ckpt_path=last, weights_only=True)
-    if trainer.interrupted:
-        raise KeyboardInterrupt
-    if f"val/{task.score}" not in history.rows[-1]:
+    if (mode := compile_mode(recipe)) is not None:
+        network.compile(dynamic=False, mode=None if mode == "default" else mode)
+    module.steps_on_device = data.prepared_in_step = steps_on_device(recipe, trainer.strategy.root_device)
+    try:
+        with interruptible(trainer):
+            trainer.fit(module, data, ckpt_path=last, weights_only=True)
+    except RuntimeError as error:
+        raise explained(error, recipe, (folder / LAST).exists()) or error from None
+    finally:
+        # Checkpoints are written by a thread, which an interrupted run has to wait for as well.
+        checkpoints.finish()
+    late = f"val/{task.score}" not in history.rows[-1]
+    if late:
         # The last step was not the end of an epoch that is validated.
         history.rows[-1] |= trainer.validate(module, data, verbose=False)[0]
     if not trainer.is_global_zero:
         return {}
+    if late:
+        _keep_if_best(folder, history.rows, f"val/{task.score}")
     return _finish(recipe, folder, module, history.rows, speed.results() | _skipped(data))
 
 
 def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
     """Make the run's folder, or find the checkpoint to go on from."""
     last = folder / LAST
+    if folder.is_file():
+        raise NotADirectoryError(f"--output {folder} is a file; give the run's folder")
     if last.exists():
         if not resume:
             raise FileExistsError(f"{folder} holds a run already: --resume continues it, --output takes another folder")
         check_resumable(last, recipe.model.name)
     folder.mkdir(parents=True, exist_ok=True)
+    for unfinished in folder.glob(".*.ckpt.*"):
+        # Of a process that was killed while it wrote.
+        unfinished.unlink()
     write_atomically(folder / CONFIG, recipe_yaml(recipe))
     return last if last.exists() else None
 
@@ -124,27 +156,27 @@ def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
 def _build_network(recipe: Recipe, description: Description) -> nn.Module:
     network = build_model(description.model, description.options)
     if recipe.model.weights is not None:
-        _start_from(network, Path(recipe.model.weights))
+        start_from(network, recipe.model.weights)
     return network.to(memory_format=torch.channels_last) if recipe.channels_last else network
 
 
-def _start_from(network: nn.Module, path: Path) -> None:
-    """Take a file's weights; those of a classifier for other classes are left out."""
-    state, _ = read_weights(path)
-    own = network.state_dict()
-    misfits = [name for name in own if name not in state or state[name].shape != own[name].shape]
-    if any(not name.startswith(_CLASSIFIERS) for name in misfits):
-        raise ValueError(f"{path} does not fit the network: {misfits[0]} is missing or of another shape")
-    network.load_state_dict({name: state[name] for name in own if name not in misfits}, strict=False)
+def _keep_if_best(folder: Path, rows: list[dict[str, float]], score: str) -> None:
+    """Make the last checkpoint the best as well, where a validation after training found it so."""
+    if rows[-1][score] > max((row[score] for row in rows[:-1] if score in row), default=float("-inf")):
+        with replacing(folder / BEST) as temporary:
+            temporary.unlink()
+            os.link(folder / LAST, temporary)
 
 
-def _trainer(recipe: Recipe, folder: Path, score: str, callbacks: list[Callback], progress: bool) -> L.Trainer:
+def _trainer(
+    recipe: Recipe, folder: Path, score: str, callbacks: list[Callback], checkpoints: WholeCheckpoints
+) -> L.Trainer:
     several = recipe.devices * recipe.nodes > 1
     watching: list[Callback] = [StopWhenDiverging(), LearningRateMonitor("step")]
     if recipe.ema is not None:
         watching.append(MovingAverage(recipe.ema))
-    if progress:
-        watching.append(RichProgressBar(refresh_rate=5))
+    if recipe.freeze_epochs:
+        watching.append(FreezeBackbone(recipe.freeze_epochs))
     # Lightning's own save_last follows the best alone.
     keeping = {"save_on_train_epoch_end": True, "enable_version_counter": False}
     best = ModelCheckpoint(folder, Path(BEST).stem, monitor=score, mode="max", **keeping)  # type: ignore[arg-type]
@@ -160,14 +192,15 @@ def _trainer(recipe: Recipe, folder: Path, score: str, callbacks: list[Callback]
         check_val_every_n_epoch=recipe.validate_every,
         gradient_clip_val=recipe.optimiser.clip,
         callbacks=[*watching, *callbacks, best, last],
-        logger=TensorBoardLogger(folder, name="", version=""),
-        plugins=[WholeCheckpoints()],
+        logger=TensorBoardCurves(folder, name="", version=""),
+        plugins=[checkpoints],
         # On the CPU PyTorch has no synchronised form of the ordinary norms; the coefficients' have one of their own.
         sync_batchnorm=several and recipe.sync_batch_norm and torch.cuda.is_available() and recipe.accelerator != "cpu",
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
-        benchmark=True,
-        enable_progress_bar=progress,
+        benchmark=not recipe.deterministic,
+        deterministic=recipe.deterministic,
+        enable_progress_bar=False,
         enable_model_summary=False,
     )
 
@@ -180,6 +213,8 @@ def _finish(
     network.to("cpu")
     device = module.trainer.strategy.root_device
     counted = build_model(recipe.model.name, description.options).eval()
+    # The weights that are kept under the plain name are those that validated best; what ran to the end is beside them.
+    best = next(row for row in rows if row["epoch"] == unpack(folder / BEST)["epoch"] + 1)
     result: dict[str, Any] = {
         "task": recipe.task,
         "data": recipe.data.name,
@@ -187,7 +222,8 @@ def _finish(
         "seed": recipe.seed,
         "epochs": len(rows),
         **{name.removeprefix("val/"): rows[-1][name] for name in rows[-1] if name.startswith("val/")},
-        f"best_{task.score}": max(row[f"val/{task.score}"] for row in rows if f"val/{task.score}" in row),
+        f"best_{task.score}": best[f"val/{task.score}"],
+        "best_epoch": int(best["epoch"]),
         "train_loss": rows[-1]["train/loss"],
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "madd": count_madd(counted, torch.zeros(1, 3, description.size, description.size)),
@@ -196,8 +232,11 @@ def _finish(
         "environment": describe_environment(device),
     }
     write_atomically(folder / HISTORY, _csv(rows))
-    save_model(folder / WEIGHTS, network, description)
-    write_atomically(folder / CARD, model_card(description, recipe, result))
+    save_model(folder / LAST_WEIGHTS, network, description)
+    load_weights(counted, read_weights(folder / BEST)[0])
+    save_model(folder / WEIGHTS, counted, description)
+    figures = {name.removeprefix("val/"): value for name, value in best.items() if name.startswith("val/")}
+    write_atomically(folder / CARD, model_card(description, recipe, result | figures))
     figure = draw_curves(
         rows, task.score, task.label, title=f"{recipe.model.name} on {recipe.data.name}, seed {recipe.seed}"
     )

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset, DistributedSampler
 
-__all__ = ["EpochSampler", "WithDraws", "mixed", "seed_draws"]
+__all__ = ["EpochSampler", "IndexBatches", "WithDraws", "mixed", "seed_draws"]
 
 
 def mixed(*numbers: int) -> int:
@@ -89,3 +90,32 @@ class WithDraws(Dataset):
         seed, index = drawn
         seed_draws(seed)
         return self.dataset[index]
+
+
+class IndexBatches:
+    """The numbers of samples in batches, on a device: an epoch's are brought there at once, and nothing is waited for.
+
+    Args:
+        order: gives an epoch's numbers, anew each time that it is iterated over.
+        batch_size: how many make a batch.
+        device: where they go.
+        drop_last: leave out a batch that is not full.
+
+    Example:
+        >>> [batch.tolist() for batch, in IndexBatches(range(5), 2, torch.device("cpu"), drop_last=False)]
+        [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(self, order: Any, batch_size: int, device: torch.device, *, drop_last: bool) -> None:
+        self.order = order
+        self.batch_size = batch_size
+        self.device = device
+        self.drop_last = drop_last
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.order), self.batch_size)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    def __iter__(self) -> Iterator[tuple[Tensor]]:
+        numbers = torch.tensor(list(self.order), dtype=torch.int64, device=self.device)
+        return ((batch,) for batch in numbers.split(self.batch_size)[: len(self)])

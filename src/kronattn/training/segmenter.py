@@ -12,6 +12,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassJaccardIndex
 
 from kronattn.models.files import Description
+from kronattn.training.halving import in_parts
 from kronattn.training.learner import Learner
 from kronattn.training.recipe import Recipe
 
@@ -47,17 +48,19 @@ class Segmenter(Learner):
         self.ignore_index = description.ignore_index
         self.scores = segmentation_scores(len(description.classes), self.ignore_index, "val/")
 
-    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+    def losses(self, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
         images, masks = batch
+        logits = self.network(images)
+        if self.recipe.deterministic:
+            # PyTorch sums losses of maps in any order on a GPU, but not those of a list of pixels.
+            logits, masks = logits.movedim(1, -1).flatten(0, -2), masks.flatten()
         smoothing = self.recipe.label_smoothing
-        loss = F.cross_entropy(self.network(images), masks, ignore_index=self.ignore_index, label_smoothing=smoothing)
-        self.note(len(images), loss=loss)
-        return loss
+        return {"loss": F.cross_entropy(logits, masks, ignore_index=self.ignore_index, label_smoothing=smoothing)}
 
     def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
         images, masks = batch
         # Past the compiled call: images have sizes of their own here.
-        logits = self.network.forward(images).float()
+        logits = in_parts(self.network.forward, images).float()
         self.scores.update(logits.argmax(1), masks)
         loss = F.cross_entropy(logits, masks, ignore_index=self.ignore_index)
         self.log("val/loss", loss, on_epoch=True, batch_size=len(images), sync_dist=True)

@@ -37,7 +37,8 @@ class Task:
 
 def _describe_classifier(recipe: Recipe, data: ImageData) -> Description:
     images = data.images
-    return _described(recipe, data, resize=images.evaluated_resize, size=images.evaluated_size)
+    seen = {"resize": images.evaluated_resize, "size": images.evaluated_size, "keep_aspect": images.keep_aspect}
+    return _described(recipe, data, **seen)
 
 
 def _describe_segmenter(recipe: Recipe, data: MaskData) -> Description:

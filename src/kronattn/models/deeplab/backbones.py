@@ -6,7 +6,6 @@ computes what it computed before (attention inside the backbone aside, which see
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from kronattn.extras import require_library
 from kronattn.models.baselines.borrowed import with_channels
 from kronattn.models.kanet import OUTPUT_STRIDES, VARIANTS, KANet
+from kronattn.names import near_names
 from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.ops.compat import is_batch_norm
 
@@ -47,9 +47,7 @@ def build_backbone(
         return _ResNetBackbone(name, in_chans, output_stride, freeze_norm, options)
     if name in VARIANTS:
         return _KANetBackbone(name, in_chans, output_stride, freeze_norm, options)
-    nearest = difflib.get_close_matches(str(name), BACKBONES, n=1, cutoff=0.6)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else "known are " + ", ".join(BACKBONES)
-    raise ValueError(f"unknown backbone {name!r}: {hint}")
+    raise ValueError(f"unknown backbone {name!r}: {near_names(str(name), BACKBONES)}")
 
 
 class Backbone(nn.Module):

@@ -16,7 +16,7 @@ from kronattn.ops.triton.attend import coefficients, load_bias, load_block, logi
 from kronattn.ops.triton.blocks import TRITON_DTYPES, grid_offsets, load_tokens, matmul, token_offsets
 from kronattn.ops.triton.launch import launch
 from kronattn.ops.triton.layout import alignment, empty_like_grid, flat, flat_strides
-from kronattn.ops.triton.tuning import AttendBlocks, attend_backward_blocks, dot_precision
+from kronattn.ops.triton.tuning import AttendBlocks, attend_backward_blocks, ceil_div, dot_precision
 
 __all__ = ["attend_backward"]
 
@@ -367,7 +367,7 @@ def attend_backward(
         )  # fmt: skip
     else:
         norms, deltas = (parts(batch * num_heads, positions) for _ in range(2))
-        tiles = triton.cdiv(positions, blocks.positions)
+        tiles = ceil_div(positions, blocks.positions)
         even = key_count % blocks.keys == 0
         launch(
         attend_backward_query_kernel, (batch * num_heads * tiles,),
@@ -375,7 +375,7 @@ def attend_backward(
             *q, *dy, *dq, positions, key_count, tiles, *sizes, even, has_bias, add_d_y, *last, *numbers, **options,
         )  # fmt: skip
         launch(
-        attend_backward_keys_kernel, (batch * num_heads * blocks.splits, triton.cdiv(key_count, blocks.keys)),
+        attend_backward_keys_kernel, (batch * num_heads * blocks.splits, ceil_div(key_count, blocks.keys)),
             query, keys, values, bias, d_y, norms, deltas, d_keys, d_values, d_bias,
             *q, *dy, *ranges, *sizes, has_bias, *last[:2], *numbers, **options,
         )  # fmt: skip

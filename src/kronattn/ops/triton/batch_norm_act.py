@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kronattn.ops.triton.launch import launch
 from kronattn.ops.triton.layout import empty_grid, row_distance
-from kronattn.ops.triton.tuning import row_blocks
+from kronattn.ops.triton.tuning import ceil_div, row_blocks
 
 __all__ = ["batch_norm_act", "batch_norm_act_in_training"]
 
@@ -282,7 +282,7 @@ def _apply(
     y = empty_grid(x.shape[0], channels + more, x.shape[2:], True, x.dtype, x.device)
     rows = _rows(x)
     blocks = row_blocks(rows, channels, True)
-    concat_blocks = triton.cdiv(more, blocks.channels)
+    concat_blocks = ceil_div(more, blocks.channels)
     align, over, more_over, *distances = _aligned(
         channels, more, row_distance(x), row_distance(x if concat is None else concat), channels + more
     )
@@ -335,7 +335,7 @@ def _forward(
     )  # fmt: skip
     mean, inverse = (torch.empty((channels,), dtype=torch.float32, device=x.device) for _ in range(2))
     launch(
-        finish_moments_kernel, (triton.cdiv(channels, 16),),
+        finish_moments_kernel, (ceil_div(channels, 16),),
         parts, mean, inverse, running_mean, running_var, batches, blocks.programs, rows, blocks.per_program, momentum,
         eps, channels, 128, 16,
     )  # fmt: skip
@@ -359,7 +359,7 @@ def _backward(
         over, blocks.channel_blocks, blocks.rows, blocks.channels, clamps, align,
         num_warps=blocks.warps,
     )  # fmt: skip
-    launch(finish_sums_kernel, (triton.cdiv(2 * channels, 32),), parts, sums, blocks.programs, 2 * channels, 128, 32)
+    launch(finish_sums_kernel, (ceil_div(2 * channels, 32),), parts, sums, blocks.programs, 2 * channels, 128, 32)
     blocks = row_blocks(rows, channels, True)
     launch(
         input_gradient_kernel, (blocks.programs * blocks.channel_blocks,),

@@ -17,7 +17,7 @@ from torch import Tensor
 from kronattn.ops.triton.blocks import TRITON_DTYPES, grid_offsets, load_tokens, matmul, token_offsets
 from kronattn.ops.triton.launch import launch
 from kronattn.ops.triton.layout import alignment, empty_like_grid, flat, flat_strides
-from kronattn.ops.triton.tuning import AttendBlocks, attend_backward_blocks, dot_precision
+from kronattn.ops.triton.tuning import AttendBlocks, attend_backward_blocks, ceil_div, dot_precision
 
 __all__ = ["moments_backward", "moments_forward"]
 
@@ -195,7 +195,7 @@ def moments_forward(
     positions = query.numel() // (batch * channels)
     blocks = blocks or attend_backward_blocks(batch * num_heads, head, head, positions, key_count, query.element_size())
     align = alignment(strides)
-    key_blocks = triton.cdiv(key_count, blocks.keys)
+    key_blocks = ceil_div(key_count, blocks.keys)
     parts = torch.empty((blocks.splits, batch, num_heads, key_blocks, 4), dtype=torch.float32, device=query.device)
     launch(
         moments_kernel, (batch * num_heads * blocks.splits, key_blocks),
@@ -260,7 +260,7 @@ def moments_backward(
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     launch(
-        moments_backward_keys_kernel, (programs, triton.cdiv(key_count, blocks.keys)),
+        moments_backward_keys_kernel, (programs, ceil_div(key_count, blocks.keys)),
         query, keys, mean, d_mean, d_squares, d_keys, *q_strides.over(align), *ranges, *sizes,
         q_strides.channels_last, *numbers,
         num_warps=blocks.warps, num_stages=blocks.stages,

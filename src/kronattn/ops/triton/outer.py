@@ -14,7 +14,7 @@ from torch import Tensor
 from kronattn.ops.triton.blocks import grid_offsets, token_offsets
 from kronattn.ops.triton.launch import launch
 from kronattn.ops.triton.layout import alignment, flat, flat_strides
-from kronattn.ops.triton.tuning import outer_blocks
+from kronattn.ops.triton.tuning import ceil_div, outer_blocks
 
 __all__ = ["outer_sum_forward"]
 
@@ -94,8 +94,8 @@ def outer_sum_forward(
     residual, residual_strides = (output, strides) if residual is None else flat(residual)
     blocks = outer_blocks(channels, height, width, strides.channels_last)
     align = alignment(strides, residual_strides)
-    row_blocks = triton.cdiv(height, blocks.rows)
-    grid = (batch * row_blocks, triton.cdiv(width, blocks.width), triton.cdiv(channels, blocks.channels))
+    row_blocks = ceil_div(height, blocks.rows)
+    grid = (batch * row_blocks, ceil_div(width, blocks.width), ceil_div(channels, blocks.channels))
     launch(
         outer_sum_forward_kernel, grid,
         tokens, residual, output,

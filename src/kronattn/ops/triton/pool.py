@@ -17,7 +17,7 @@ from torch import Tensor
 from kronattn.ops.triton.blocks import grid_offsets, token_offsets
 from kronattn.ops.triton.launch import launch
 from kronattn.ops.triton.layout import alignment, flat
-from kronattn.ops.triton.tuning import PoolBlocks, pool_blocks
+from kronattn.ops.triton.tuning import PoolBlocks, ceil_div, pool_blocks
 
 __all__ = ["pool_forward"]
 
@@ -250,7 +250,7 @@ def pool_forward(
     if not (whole_columns and whole_rows):
         count = (0 if whole_columns else width) + (0 if whole_rows else height)
         launch(
-        add_parts_kernel, (batch, triton.cdiv(count * channels, 512)),
+        add_parts_kernel, (batch, ceil_div(count * channels, 512)),
             column_parts, row_parts, tokens, height, width, blocks.splits, blocks.tiles, column_scale, row_scale,
             channels, whole_columns, whole_rows, 512,
         )  # fmt: skip

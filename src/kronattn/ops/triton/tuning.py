@@ -17,6 +17,7 @@ __all__ = [
     "RowBlocks",
     "attend_backward_blocks",
     "attend_blocks",
+    "ceil_div",
     "dot_precision",
     "outer_blocks",
     "pool_blocks",
@@ -66,19 +67,19 @@ def pool_blocks(batch: int, channels: int, height: int, width: int, itemsize: in
     block_rows = warps
     while block_rows * block_width * block_channels < 32 * 32 * warps and block_rows < height:
         block_rows *= 2
-    tiles, channel_blocks = _ceil(width, block_width), _ceil(channels, block_channels)
+    tiles, channel_blocks = ceil_div(width, block_width), ceil_div(channels, block_channels)
     splits = max(1, min(_FEWEST_PROGRAMS // (batch * tiles * channel_blocks), height // block_rows))
     if batch * channels * height * width * itemsize <= _SMALL:
         # A second launch, to add up parts, would take longer than the work that it saves.
         splits = 1
-    rows_per_split = _ceil(_ceil(height, splits), block_rows) * block_rows
+    rows_per_split = ceil_div(ceil_div(height, splits), block_rows) * block_rows
     return PoolBlocks(
         rows=block_rows,
         width=block_width,
         channels=block_channels,
         tiles=tiles,
         channel_blocks=channel_blocks,
-        splits=_ceil(height, rows_per_split),
+        splits=ceil_div(height, rows_per_split),
         rows_per_split=rows_per_split,
         lanes=_lanes(block_width, block_channels, itemsize) if channels_last else block_width,
         warps=warps,
@@ -173,13 +174,13 @@ def row_blocks(rows: int, channels: int, writes: bool) -> RowBlocks:
         block_channels = max(16, _power_of_two(channels))
     else:
         # Lanes without a channel cost less than rows in many short pieces.
-        block_channels = min((128, 64), key=lambda block: _ceil(channels, block) * block)
+        block_channels = min((128, 64), key=lambda block: ceil_div(channels, block) * block)
     block_rows = 8192 // block_channels
-    blocks = _ceil(channels, block_channels)
-    tiles = _ceil(rows, block_rows)
+    blocks = ceil_div(channels, block_channels)
+    tiles = ceil_div(rows, block_rows)
     programs = min(tiles, max(1, (8 * _FEWEST_PROGRAMS if writes else _ENOUGH_PROGRAMS) // blocks))
-    per_program = _ceil(tiles, programs) * block_rows
-    return RowBlocks(block_rows, block_channels, blocks, _ceil(rows, per_program), per_program, 8)
+    per_program = ceil_div(tiles, programs) * block_rows
+    return RowBlocks(block_rows, block_channels, blocks, ceil_div(rows, per_program), per_program, 8)
 
 
 def _lanes(block_width: int, block_channels: int, itemsize: int) -> int:
@@ -189,10 +190,10 @@ def _lanes(block_width: int, block_channels: int, itemsize: int) -> int:
 
 def _ranges(programs: int, positions: int, block: int, enough: int) -> tuple[int, int]:
     """How many ranges to cut the positions into so that there are enough programs, and a range's length."""
-    blocks = _ceil(positions, block)
-    splits = max(1, min(blocks, _ceil(enough, programs)))
-    per_split = _ceil(blocks, splits) * block
-    return _ceil(positions, per_split), per_split
+    blocks = ceil_div(positions, block)
+    splits = max(1, min(blocks, ceil_div(enough, programs)))
+    per_split = ceil_div(blocks, splits) * block
+    return ceil_div(positions, per_split), per_split
 
 
 def _channel_block(channels: int, most: int, fewest: int) -> int:
@@ -208,7 +209,8 @@ def _dot_block(size: int) -> int:
     return max(16, _power_of_two(size))
 
 
-def _ceil(size: int, divisor: int) -> int:
+def ceil_div(size: int, divisor: int) -> int:
+    """How many pieces of ``divisor`` cover ``size``; Triton's own is a function for kernels, and takes its time."""
     return -(-size // divisor)
 
 

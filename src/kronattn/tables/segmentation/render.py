@@ -42,8 +42,8 @@ def _network_table(counted: Sequence[Counted], ours: Mapping[str, Accuracy], bac
         rows.append(
             [
                 Cell(labels[found.network]),
-                Cell(_NOTHING if own is None else f"{own.pixel_accuracy:.3f}", f"{printed.pixel_accuracy:.3f}"),
-                Cell(_NOTHING if own is None else f"{100 * own.mean_iou:.1f}", f"{100 * printed.mean_iou:.1f}"),
+                _stored(None if own is None else f"{own.pixel_accuracy:.3f}", f"{printed.pixel_accuracy:.3f}"),
+                _stored(None if own is None else f"{100 * own.mean_iou:.1f}", f"{100 * printed.mean_iou:.1f}"),
                 Cell(f"{found.params:,}"),
                 Cell(f"{found.head_params:,}"),
                 *(Cell(f"{found.madd[size] / 1e9:.2f}") for size in sizes),
@@ -53,11 +53,16 @@ def _network_table(counted: Sequence[Counted], ours: Mapping[str, Accuracy], bac
     from_runs = f"the mean of {runs} runs" if runs > 1 else "one run" if runs else "a dash where we have none"
     notes = [
         f"Backbone: {backbone} at output stride {counted[0].stride}. GMAdd: 10⁹ multiply-adds for one image, in "
-        f"evaluation. Grey: as printed, on PASCAL VOC 2012 from weights pretrained on ImageNet and MS-COCO. Ours: on "
-        f"CamVid from random weights, with the backbone of recipes/camvid ({from_runs}). The two do not compare with "
-        "each other, the rows of each do."
+        f"evaluation. Grey: as printed, on PASCAL VOC 2012, pretrained on ImageNet and MS-COCO. Blue: ours, on CamVid "
+        f"from random weights, with the backbone of recipes/camvid ({from_runs}). The two do not compare with each "
+        "other, the rows of each do."
     ]
     return Table("Table 6: DeepLabV2 with four heads", columns, [Group("", rows)], notes)
+
+
+def _stored(found: str | None, printed: str) -> Cell:
+    """What a training run found, which is kept in results/, beside the printed value."""
+    return Cell(_NOTHING, printed) if found is None else Cell(found, printed, tone="stored")
 
 
 def head_table(costs: HeadCosts) -> Table:

@@ -1,0 +1,144 @@
+"""Runs side by side, in processes that each train one run after another."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from threading import Lock
+from typing import Protocol
+
+from kronattn.training.recipe import Recipe, recipe_yaml
+from kronattn.training.worker import LOG, PLANNED
+
+__all__ = ["Plan", "Queue", "run_in_processes"]
+
+
+class Plan(Protocol):
+    """A run: its recipe, and the folder that it goes to."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def folder(self) -> Path: ...
+
+
+class Queue:
+    """What is still to be trained, in order, shared out so that a process keeps to the networks that it knows.
+
+    With fewer processes than networks the order comes first: a comparison that is stopped then compares all networks
+    with few seeds rather than few networks with all.
+    """
+
+    def __init__(self, plans: Sequence[Plan], processes: int) -> None:
+        self._pending = list(enumerate(plans))
+        networks = len({one.recipe.model.label for one in plans})
+        self._round = networks if processes < networks else max(1, len(plans))
+        self._lock = Lock()
+
+    def take(self, known: set[str]) -> Plan | None:
+        """The next one for a process that has trained the networks ``known``, which this one is added to."""
+        with self._lock:
+            if not self._pending:
+                return None
+
+            def late(entry: tuple[int, Plan]) -> tuple[int, bool, int]:
+                place, one = entry
+                return place // self._round, one.recipe.model.label not in known, place
+
+            chosen = min(self._pending, key=late)
+            self._pending.remove(chosen)
+        known.add(chosen[1].recipe.model.label)
+        return chosen[1]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._pending.clear()
+
+
+def run_in_processes(
+    plans: Sequence[Plan], processes: int, done: Callable[[Plan, str], None], decoded: Path | None = None
+) -> None:
+    """Train all plans; ``done(plan, failure)`` is called after each, from any thread, with one line or ``""``.
+
+    Args:
+        decoded: a folder through which the processes share decoded images.
+    """
+    queue = Queue(plans, processes)
+    workers = [_Worker(decoded) for _ in range(min(processes, len(plans)))]
+
+    def work(worker: _Worker) -> None:
+        known: set[str] = set()
+        while (one := queue.take(known)) is not None:
+            failure = worker.train(one)
+            if failure:
+                # An error on a GPU may be the last thing that a process does there.
+                worker.stop()
+                known.clear()
+            done(one, failure)
+
+    pool = ThreadPoolExecutor(max(1, len(workers)))
+    try:
+        for finished in as_completed([pool.submit(work, worker) for worker in workers]):
+            finished.result()
+    except BaseException:
+        # Nobody asks the queue again, and the processes end: what they were at can be resumed.
+        queue.clear()
+        for worker in workers:
+            worker.stop()
+        raise
+    finally:
+        pool.shutdown()
+        for worker in workers:
+            worker.stop()
+
+
+class _Worker:
+    """A process of :mod:`kronattn.training.worker`, started when there is something to do."""
+
+    def __init__(self, decoded: Path | None) -> None:
+        self.decoded = decoded
+        self._process: subprocess.Popen[str] | None = None
+
+    def train(self, one: Plan) -> str:
+        """Train one plan; its failure in one line, or ``""``."""
+        one.folder.mkdir(parents=True, exist_ok=True)
+        (one.folder / PLANNED).write_text(recipe_yaml(one.recipe))
+        process = self._process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        order = {"folder": str(one.folder), "decoded": str(self.decoded) if self.decoded else None}
+        try:
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        return json.loads(answer)["failure"] if answer else self._how_it_ended(process, one)
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    def _start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "kronattn.training.worker"]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def _how_it_ended(self, process: subprocess.Popen[str], one: Plan) -> str:
+        code = process.wait()
+        if code < 0:
+            return (
+                f"its process was killed ({signal.Signals(-code).name}); started again, it goes on from its last epoch"
+            )
+        log = one.folder / LOG
+        lines = log.read_text().strip().splitlines() if log.exists() else []
+        return lines[-1] if lines else f"its process ended with exit code {code}"

@@ -1,0 +1,114 @@
+"""Converts the packaged networks with every converter that is installed, and writes how far each is from PyTorch.
+
+Run `python tools/check_converters.py` with the package and its extra [export] installed, and any of openvino, onnxslim,
+onnxsim, and pnnx with ncnn. Converters that are missing are left out of results/converters.json.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kronattn.export import export_network, rewritten
+from kronattn.export.runtime import run_onnx
+from kronattn.measure import describe_environment
+from kronattn.models.files import load_model
+
+OUTPUT = Path(__file__).resolve().parent.parent / "results" / "converters.json"
+
+
+def openvino(path: Path, images: np.ndarray) -> np.ndarray:
+    import openvino
+
+    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return compiled(images)[0]
+
+
+def onnxslim(path: Path, images: np.ndarray) -> np.ndarray:
+    import onnxslim
+
+    return run_onnx(onnxslim.slim(str(path)).SerializeToString())(torch.from_numpy(images)).numpy()
+
+
+def onnxsim(path: Path, images: np.ndarray) -> np.ndarray:
+    import onnx
+    import onnxsim
+
+    simplified, same = onnxsim.simplify(onnx.load(path))
+    if not same:
+        raise RuntimeError("onnxsim's own check failed")
+    return run_onnx(simplified.SerializeToString())(torch.from_numpy(images)).numpy()
+
+
+def ncnn(path: Path, images: np.ndarray) -> np.ndarray:
+    """By way of the module: pnnx reads ONNX too, but loses the axes of a mean there and is then far off."""
+    import ncnn
+    import pnnx
+
+    model, _ = load_model(path.stem)
+    with chdir(path.parent), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pnnx.export(rewritten(model), f"{path.stem}.pt", torch.from_numpy(images), fp16=False)
+    net = ncnn.Net()
+    net.opt.use_fp16_storage = net.opt.use_fp16_packed = net.opt.use_fp16_arithmetic = False
+    net.load_param(str(path.with_suffix(".ncnn.param")))
+    net.load_model(str(path.with_suffix(".ncnn.bin")))
+    extractor = net.create_extractor()
+    extractor.input("in0", ncnn.Mat(images[0]).clone())
+    failed, output = extractor.extract("out0")
+    if failed:
+        raise RuntimeError("ncnn could not run the network")
+    return np.array(output)[None]
+
+
+# What brings each, and how it is run.
+CONVERTERS: dict[str, tuple[tuple[str, ...], Callable[[Path, np.ndarray], np.ndarray]]] = {
+    "OpenVINO": (("openvino",), openvino),
+    "onnxslim": (("onnxslim",), onnxslim),
+    "onnxsim": (("onnxsim",), onnxsim),
+    "ncnn": (("pnnx", "ncnn"), ncnn),
+}
+
+
+def check(name: str) -> list[dict[str, Any]]:
+    """One network, as `kronattn export NAME` writes it, through each converter."""
+    model, description = load_model(name)
+    exported = export_network(model, description, dynamic=False)
+    images = torch.randn(1, 3, description.size, description.size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(images).numpy()
+    rows = []
+    for converter, (packages, run) in CONVERTERS.items():
+        try:
+            versions = {package: importlib.metadata.version(package) for package in packages}
+        except importlib.metadata.PackageNotFoundError as missing:
+            print(f"{converter} left out: {missing} is not installed", file=sys.stderr)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{name}.onnx"
+            path.write_bytes(exported.content)
+            largest = float(np.abs(run(path, images.numpy()) - expected).max())
+        rows.append({"network": name, "converter": converter, "versions": versions, "largest": largest})
+        print(f"{name} in {converter}: {largest:.1e}", file=sys.stderr)
+    return [row | {"largest_output": float(np.abs(expected).max())} for row in rows]
+
+
+def main() -> int:
+    """Check the networks that come with weights, and write the file."""
+    rows = [row for name in ("kanet_kv", "kanet_qkv") for row in check(name)]
+    OUTPUT.write_text(json.dumps({"rows": rows, "environment": describe_environment()}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
