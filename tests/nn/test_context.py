@@ -407,6 +407,30 @@ class TestEveryContext:
             build_context(name, channels)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@every_context
+@pytest.mark.parametrize("axes", [2, 3])
+def test_on_a_gpu(name, axes):
+    """Output and the input's gradient as on the CPU, in float32 and under autocast, channels last."""
+    layer = built(name, channels=16, axes=axes)
+    last = {2: torch.channels_last, 3: torch.channels_last_3d}[axes]
+    x = torch.randn(2, 16, *(9, 11, 5)[:axes], requires_grad=True)
+    expected = layer(x, residual=x)
+    (gradient,) = torch.autograd.grad(expected.square().sum(), x)
+    layer = layer.cuda()
+    there = x.detach().cuda().to(memory_format=last).requires_grad_()
+    y = layer(there, residual=there)
+    torch.testing.assert_close(y.cpu(), expected, rtol=1e-3, atol=1e-3)
+    (found,) = torch.autograd.grad(y.square().sum(), there)
+    torch.testing.assert_close(found.cpu(), gradient, rtol=1e-2, atol=1e-2)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        half = layer(there, residual=there)
+    assert half.dtype == torch.bfloat16
+    assert half.is_contiguous(memory_format=last)
+    torch.testing.assert_close(half.float().cpu(), expected, rtol=0.05, atol=0.1)
+
+
 class Residual(nn.Module):
     def __init__(self, layer):
         super().__init__()
