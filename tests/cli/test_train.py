@@ -158,6 +158,22 @@ def test_compare_goes_on_when_a_run_fails(recipe_file, tmp_path, capsys):
     assert len(json.loads((tmp_path / "tiny.json").read_text())["runs"]) == 1
 
 
+def test_compare_contexts(recipe_file, tmp_path, capsys):
+    arguments = ["compare", "--config", str(recipe_file), "--models", "kanet_kv", "--seeds", "0", "epochs=1"]
+    arguments += ["--folder", str(tmp_path / "runs"), "--output", str(tmp_path / "tiny.json")]
+    assert main([*arguments, "--context", "none, global_mean", "--baseline", "kanet_kv+none", "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert "kanet_kv+global_mean, seed 0:" in captured.err
+    assert [row["model"] for row in found["summary"]] == ["kanet_kv+none", "kanet_kv+global_mean"]
+    assert found["summary"][0]["parameters"] > found["summary"][1]["parameters"]
+    assert (tmp_path / "runs" / "kanet_kv+none-seed0" / "weights.safetensors").exists()
+    message = "unknown context 'global_maen': did you mean 'global_mean' or 'global_context'? There are none, global"
+    assert message in error_of(capsys, [*arguments, "--context", "none,global_maen"])
+    error = error_of(capsys, [*arguments, "--context", "none", "--baseline", "kanet_kv"])
+    assert "--baseline kanet_kv is not among --models kanet_kv+none" in error
+
+
 def test_compare_needs_its_baseline(recipe_file, capsys):
     arguments = ["compare", "--config", str(recipe_file), "--models", "kanet_kv", "--baseline", "mobilenetv2"]
     assert "--baseline mobilenetv2 is not among --models kanet_kv" in error_of(capsys, arguments)

@@ -8,7 +8,7 @@ from torch import nn
 
 from kronattn.data.transforms import evaluation_transform, training_transform
 from kronattn.models import create_model
-from kronattn.nn import KroneckerAttention
+from kronattn.nn import GlobalMean, KroneckerAttention
 from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.training.optimisation import build_optimiser, build_schedule
 from kronattn.training.recipe import Recipe, load_recipe, recipe_yaml
@@ -42,6 +42,43 @@ def test_one_recipe_for_every_network(folder):
     for recipe in recipes:
         recipe.model.name = ""
     assert all(recipe == recipes[0] for recipe in recipes)
+
+
+class TestContext:
+    def test_reaches_the_network(self):
+        recipe = load_recipe(None, ["model.context=global_mean", "model.options={width: 0.25}"])
+        assert recipe.model.label == "kanet_kv+global_mean"
+        network = create_model(recipe.model.name, **recipe.model.all_options)
+        assert sum(isinstance(module, GlobalMean) for module in network.modules()) == 10
+
+    def test_as_an_option(self):
+        recipe = load_recipe(None, ["model.options={context: axis_means}"])
+        assert recipe.model.label == "kanet_kv+axis_means"
+        assert load_recipe(None).model.label == "kanet_kv"
+
+    def test_survives_being_written(self, tmp_path):
+        recipe = load_recipe(None, ["model.context=squeeze_axial"])
+        (tmp_path / "config.yaml").write_text(recipe_yaml(recipe))
+        assert load_recipe(tmp_path / "config.yaml") == recipe
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            (
+                ["model.context=global_maen"],
+                "unknown context 'global_maen': did you mean 'global_mean' or 'global_context'? There are none",
+            ),
+            (
+                ["model.context=none", "model.options={context: kao_kv}"],
+                "model.context is 'none', but model.options.context is 'kao_kv': give one",
+            ),
+        ],
+    )
+    def test_mistakes(self, changes, message):
+        with pytest.raises(ValueError) as raised:
+            load_recipe(None, changes)
+        assert message in str(raised.value)
+        assert "\n" not in str(raised.value)
 
 
 class TestThePapersRecipe:

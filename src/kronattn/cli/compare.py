@@ -18,6 +18,9 @@ def compare(
     context: typer.Context,
     config: Path = typer.Option(..., help="The recipe for all: a YAML file, or the name of ours."),
     models: str = typer.Option(..., help="Comma-separated: our names, timm/NAME."),
+    contexts: str = typer.Option(
+        "", "--context", help="Comma-separated layers, each in the place of the networks' attention: none, global_mean."
+    ),
     seeds: str = typer.Option("0-2", help="Numbers and ranges: 0-4, or 0,2,5."),
     baseline: str = typer.Option("", help="Differences are taken to this network. Default: the first."),
     data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
@@ -44,10 +47,7 @@ def compare(
     from kronattn.training.recipe import load_recipe, recipe_yaml, without_places
     from kronattn.training.tasks import TASKS
 
-    names = [name.strip() for name in models.split(",") if name.strip()]
-    baseline = baseline or names[0]
-    if baseline not in names:
-        raise ValueError(f"--baseline {baseline} is not among --models {models}")
+    names, layers = ([name.strip() for name in names.split(",") if name.strip()] for names in (models, contexts))
     if alone == 1:
         raise ValueError("--alone must be at least 2: the first epoch warms up and does not count")
     if figure is not None:
@@ -55,7 +55,11 @@ def compare(
     recipe = load_recipe(config, [*overrides_of(context.args), *([f"data.path={data}"] if data else [])])
     place = folder or Path(f"runs/compare-{config.stem}")
     target = check_writable(output or Path(f"results/{recipe.data.name}.json"))
-    plans = plan(recipe, names, parse_seeds(seeds), place)
+    plans = plan(recipe, names, parse_seeds(seeds), place, layers)
+    labels = list(dict.fromkeys(one.recipe.model.label for one in plans))
+    baseline = baseline or labels[0]
+    if baseline not in labels:
+        raise ValueError(f"--baseline {baseline} is not among --models {', '.join(labels)}")
 
     task = TASKS[recipe.task]
 
@@ -68,7 +72,7 @@ def compare(
     if not any(result["model"] == baseline for result in results):
         raise ValueError(f"no run of the baseline {baseline} came to its end: there is nothing to compare with")
     done = {result["model"] for result in results}
-    speeds = measure_alone([one for one in plans if one.recipe.model.name in done], alone) if alone else None
+    speeds = measure_alone([one for one in plans if one.recipe.model.label in done], alone) if alone else None
     found = {
         "task": recipe.task,
         "data": recipe.data.name,

@@ -6,7 +6,7 @@ conventions for models (``forward_features``, ``reset_classifier``, ``feature_in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,9 +27,10 @@ from kronattn.nn import (
     KroneckerAttention,
 )
 from kronattn.nn.blocks import ReLU6
+from kronattn.nn.context_registry import context_builder
 from kronattn.ops.fx import is_captured, leaf_function
 
-__all__ = ["TABLE_1", "VARIANTS", "KANet", "Row", "Variant"]
+__all__ = ["TABLE_1", "VARIANTS", "KANet", "Row", "Variant", "with_context"]
 
 MINIMUM_SIZE = 32
 STEM_CHANNELS = 32
@@ -90,6 +91,33 @@ VARIANTS = {
 }
 
 
+def with_context(
+    variant: str | Variant,
+    context: str | Callable[..., nn.Module],
+    context_options: Mapping[str, Any] | None = None,
+) -> Variant:
+    """A network with another layer in the place of its attention.
+
+    Args:
+        variant: a name in ``VARIANTS``, or a ``Variant`` of your own whose attending modules take ``attn_layer``.
+        context: one of ``kronattn.nn.list_contexts()``, or what builds a layer from its number of channels. "none" is
+            the network without attention, BaseModule in its place, as ``kanet_without_kao`` is.
+        context_options: the layer's own, such as ``num_heads``.
+
+    Example:
+        >>> with_context("kanet_kv", "none") == VARIANTS["kanet_without_kao"]
+        True
+    """
+    modules = VARIANTS[variant] if isinstance(variant, str) else variant
+    layer = context_builder(context, **(context_options or {}))
+    if "attn_layer" not in getattr(modules.attn, "keywords", {}):
+        name = variant if isinstance(variant, str) else "this variant"
+        raise ValueError(f"{name} has no attention that context={context!r} could take the place of")
+    if context == "none":
+        return Variant(modules.base, BaseModule)
+    return Variant(modules.base, partial(modules.attn, attn_layer=layer))
+
+
 class KANet(nn.Module):
     """KANet, or one of the networks that differ from it in their modules alone.
 
@@ -105,6 +133,9 @@ class KANet(nn.Module):
         stem_stride: of the first convolution; 1 for small images.
         output_stride: of the last features at most, 8, 16 or 32: strides beyond it become dilation, with the same
             weights. For segmentation.
+        context: what takes the place of the variant's attention: one of ``kronattn.nn.list_contexts()``, or what builds
+            a layer from its number of channels; the variant's own attention by default.
+        context_options: the context layer's own.
         act_layer, norm_layer: build activations and norms.
         table: the rows between the first and the last convolution.
 
@@ -129,6 +160,8 @@ class KANet(nn.Module):
         global_pool: str = "avg",
         stem_stride: int = 2,
         output_stride: int = 32,
+        context: str | Callable[..., nn.Module] | None = None,
+        context_options: Mapping[str, Any] | None = None,
         act_layer: Callable[..., nn.Module] = ReLU6,
         norm_layer: Callable[..., nn.Module] = nn.BatchNorm2d,
         table: Sequence[Row] = TABLE_1,
@@ -138,6 +171,10 @@ class KANet(nn.Module):
             raise ValueError(f"output_stride must be 8, 16 or 32, not {output_stride!r}")
         if not 0 <= drop_path_rate < 1:
             raise ValueError(f"drop_path_rate must be at least 0 and below 1, not {drop_path_rate}")
+        if context is not None:
+            variant = with_context(variant, context, context_options)
+        elif context_options:
+            raise ValueError(f"context_options {dict(context_options)} were given without context")
         modules = VARIANTS[variant] if isinstance(variant, str) else variant
         layers: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer}
         self.num_classes = num_classes

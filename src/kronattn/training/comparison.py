@@ -31,7 +31,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        return f"{self.recipe.model.name}, seed {self.recipe.seed}"
+        return f"{self.recipe.model.label}, seed {self.recipe.seed}"
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -53,13 +53,23 @@ def parse_seeds(text: str) -> list[int]:
     return found
 
 
-def plan(recipe: Recipe, models: Sequence[str], seeds: Sequence[int], folder: Path) -> list[Plan]:
-    """Every network with every seed; seeds outermost, so that a comparison that is stopped compares all networks."""
+def plan(
+    recipe: Recipe, models: Sequence[str], seeds: Sequence[int], folder: Path, contexts: Sequence[str] = ()
+) -> list[Plan]:
+    """Every network with every seed; seeds outermost, so that a comparison that is stopped compares all networks.
+
+    With ``contexts``, names of context layers, every network with each of them in the place of its attention.
+    """
+    networks = [
+        replace(recipe.model, name=name, context=context)
+        for name in models
+        for context in contexts or (recipe.model.context,)
+    ]
     plans = []
     for seed in seeds:
-        for name in models:
-            place = folder / f"{name.replace('/', '-')}-seed{seed}"
-            single = replace(recipe, model=replace(recipe.model, name=name), seed=seed, output=str(place))
+        for network in networks:
+            place = folder / f"{network.label.replace('/', '-')}-seed{seed}"
+            single = replace(recipe, model=network, seed=seed, output=str(place))
             plans.append(Plan(single, place))
     return plans
 
@@ -132,7 +142,7 @@ def measure_alone(plans: Sequence[Plan], epochs: int) -> dict[str, dict[str, Any
     """Train each network once more for a few epochs, with the device to itself: images a second, and peak memory."""
     recipes: dict[str, Recipe] = {}
     for one in plans:
-        recipes.setdefault(one.recipe.model.name, one.recipe)
+        recipes.setdefault(one.recipe.model.label, one.recipe)
     found = {}
     store: dict[str, Any] = {}
     for name, recipe in recipes.items():

@@ -18,6 +18,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from kronattn.data.joint import JointSettings
 from kronattn.data.transforms import ImageSettings
 from kronattn.names import near_names
+from kronattn.nn.context_registry import check_context
 
 __all__ = [
     "RECIPES",
@@ -51,11 +52,33 @@ class ModelSettings:
         weights: what to start from: a file, a run's folder, or the name of a network that comes with weights; a file of
             timm's or torchvision's MobileNetV2 serves, too. The classifier is taken where the number of classes is the
             same.
+        context: the layer in the place of the network's attention, one of ``kronattn.nn.list_contexts()``; the same as
+            ``options.context``.
     """
 
     name: str = "kanet_kv"
     options: dict[str, Any] = field(default_factory=dict)
     weights: str | None = None
+    context: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.context is None:
+            return
+        check_context(self.context)
+        other = self.options.get("context", self.context)
+        if other != self.context:
+            raise ValueError(f"model.context is {self.context!r}, but model.options.context is {other!r}: give one")
+
+    @property
+    def all_options(self) -> dict[str, Any]:
+        """What ``create_model`` is to be given."""
+        return self.options if self.context is None else {**self.options, "context": self.context}
+
+    @property
+    def label(self) -> str:
+        """What tells the network from others in a comparison: its name and, where it is another, its context layer."""
+        context = self.all_options.get("context")
+        return self.name if context is None else f"{self.name}+{context}"
 
 
 @dataclass

@@ -47,7 +47,7 @@ LAST, BEST = "last.ckpt", "best.ckpt"
 
 def run_folder(recipe: Recipe, name: str = "run") -> Path:
     """Where a run's files go: what the recipe says, or a name made of recipe, network and seed."""
-    model = recipe.model.name.replace("/", "-")
+    model = recipe.model.label.replace("/", "-")
     return Path(recipe.output or f"runs/{name}-{model}-seed{recipe.seed}")
 
 
@@ -218,7 +218,7 @@ def _finish(
     result: dict[str, Any] = {
         "task": recipe.task,
         "data": recipe.data.name,
-        "model": recipe.model.name,
+        "model": recipe.model.label,
         "seed": recipe.seed,
         "epochs": len(rows),
         **{name.removeprefix("val/"): rows[-1][name] for name in rows[-1] if name.startswith("val/")},

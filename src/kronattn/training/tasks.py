@@ -52,7 +52,7 @@ def _described(recipe: Recipe, data: TrainingData, **more: Any) -> Description:
     images = recipe.data.images
     return Description(
         model=recipe.model.name,
-        options={**recipe.model.options, "num_classes": len(classes)},
+        options={**recipe.model.all_options, "num_classes": len(classes)},
         classes=classes,
         mean=list(images.mean),
         std=list(images.std),

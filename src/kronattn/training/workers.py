@@ -36,7 +36,7 @@ class Queue:
 
     def __init__(self, plans: Sequence[Plan], processes: int) -> None:
         self._pending = list(enumerate(plans))
-        networks = len({one.recipe.model.name for one in plans})
+        networks = len({one.recipe.model.label for one in plans})
         self._round = networks if processes < networks else max(1, len(plans))
         self._lock = Lock()
 
@@ -48,11 +48,11 @@ class Queue:
 
             def late(entry: tuple[int, Plan]) -> tuple[int, bool, int]:
                 place, one = entry
-                return place // self._round, one.recipe.model.name not in known, place
+                return place // self._round, one.recipe.model.label not in known, place
 
             chosen = min(self._pending, key=late)
             self._pending.remove(chosen)
-        known.add(chosen[1].recipe.model.name)
+        known.add(chosen[1].recipe.model.label)
         return chosen[1]
 
     def clear(self) -> None:

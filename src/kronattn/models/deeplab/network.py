@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kronattn.models.deeplab.backbones import build_backbone
+from kronattn.models.deeplab.context_head import ContextHead
 from kronattn.models.deeplab.weights import load_backbone_weights
 from kronattn.nn.segmentation import AtrousPyramidHead, DenseSegmentationHead, KroneckerSegmentationHead, resize_scores
 from kronattn.ops.fx import is_captured, leaf_function
@@ -37,6 +38,8 @@ class DeepLabV2(nn.Module):
         freeze_norm: keep the backbone's batch norms as they are, in training too: for small batches on top of
             pretrained weights.
         head_width: channels that Q, K and V are mapped to; a quarter of the features' by default. ASPP has none.
+        context: what takes the place of the head's attention, in a :class:`ContextHead`: one of
+            ``kronattn.nn.list_contexts()``, or what builds a layer from its number of channels. ASPP has none.
         head_options: others of the head's own, such as ``num_heads``.
         backbone_weights: a file, see :func:`kronattn.models.load_backbone_weights`.
         backbone_options: of the backbone's own, such as ``width`` of a KANet.
@@ -60,6 +63,7 @@ class DeepLabV2(nn.Module):
         output_stride: int = 8,
         freeze_norm: bool = False,
         head_width: int | None = None,
+        context: str | Callable[..., nn.Module] | None = None,
         head_options: Mapping[str, Any] | None = None,
         backbone_weights: str | Path | None = None,
         backbone_options: Mapping[str, Any] | None = None,
@@ -72,6 +76,10 @@ class DeepLabV2(nn.Module):
             options["width"] = head_width
         if isinstance(head, str) and head not in HEADS:
             raise ValueError(f"head must be one of {', '.join(HEADS)}, not {head!r}")
+        if context is not None:
+            if head == "aspp":
+                raise ValueError(f"ASPP has no attention that context={context!r} could take the place of")
+            head = partial(ContextHead, context=context)
         self.num_classes = num_classes
         self.in_chans = in_chans
         self.backbone = build_backbone(

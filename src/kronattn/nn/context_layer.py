@@ -1,0 +1,151 @@
+"""What layers that give a feature map global context share: checks, pooling, and the way back to the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kronattn.ops import torch_backend
+from kronattn.ops.autocast import autocast_is_on, autocasted
+from kronattn.ops.checks import MAX_AXES, check_grid_tensor, check_residual
+from kronattn.ops.fx import leaf_function
+from kronattn.ops.grid import axis_averages
+
+__all__ = [
+    "ContextLayer",
+    "add_residual",
+    "axis_tokens",
+    "check_axes",
+    "check_context_input",
+    "grid_mean",
+    "split_axes",
+    "spread_tokens",
+    "spread_vector",
+]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class ContextLayer(nn.Module):
+    """(N, channels, *grid) to (N, channels, *grid), where every output depends on the whole grid.
+
+    Args:
+        channels: of the input and the output.
+        axes: of the grid, where the layer has parameters for each axis; None for any number.
+    """
+
+    def __init__(self, channels: int, *, axes: int | None = None) -> None:
+        super().__init__()
+        if isinstance(channels, bool) or not isinstance(channels, int):
+            raise TypeError(f"channels must be an int, not {type(channels).__name__}")
+        if channels < 1:
+            raise ValueError(f"channels must be at least 1, not {channels}")
+        self.channels = channels
+        self.axes = axes
+
+    def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """The context of ``x``, plus ``residual``, which has the output's shape."""
+        raise NotImplementedError
+
+    def _checked(self, x: Tensor, residual: Tensor | None) -> Any:
+        """``x`` and ``residual``, in autocast's dtype where that is on."""
+        # Weights that are no tensors (quantised modules) have no dtype to compare with.
+        dtype = next((parameter.dtype for parameter in self.parameters()), None)
+        return check_context_input(
+            x, residual, channels=self.channels, axes=self.axes, dtype=dtype, owner=type(self).__name__
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}" if self.axes is None else f"{self.channels}, axes={self.axes}"
+
+
+def check_axes(axes: int, most: int = MAX_AXES) -> None:
+    """``axes`` is a number of axes that a layer can have parameters for."""
+    if isinstance(axes, bool) or not isinstance(axes, int):
+        raise TypeError(f"axes must be an int, not {type(axes).__name__}")
+    if not 1 <= axes <= most:
+        raise ValueError(f"axes must lie between 1 and {most}, not {axes}")
+
+
+@leaf_function
+def check_context_input(
+    x: Tensor,
+    residual: Tensor | None,
+    *,
+    channels: int,
+    axes: int | None,
+    dtype: torch.dtype | None,
+    owner: str,
+) -> tuple[Tensor, Tensor | None]:
+    """Input and residual of a layer called ``owner`` with weights of ``dtype``; in autocast's where that is on."""
+    check_grid_tensor(x, "x")
+    if x.shape[1] != channels:
+        raise ValueError(f"{owner} was built for {channels} channels, but x has {x.shape[1]}")
+    if axes is not None and x.dim() - 2 != axes:
+        raise ValueError(
+            f"{owner} was built for {axes} axes, but the grid of x, {tuple(x.shape[2:])}, has {x.dim() - 2}"
+        )
+    residual_is_x, x = residual is x, autocasted(x)
+    if dtype is not None and x.dtype != dtype and not autocast_is_on(x):
+        names = [str(each).removeprefix("torch.") for each in (dtype, x.dtype)]
+        raise TypeError(f"{owner} has {names[0]} weights, but x is {names[1]}: convert either, or use autocast")
+    return x, x if residual_is_x else check_residual(residual, x, x.flatten(2).transpose(1, 2))
+
+
+@leaf_function
+def grid_mean(x: Tensor) -> Tensor:
+    """The mean over all positions of (N, C, *grid): (N, C) in x's dtype, added up in float32 at least."""
+    wide = torch.float32 if x.dtype in _HALF else None
+    return x.mean(dim=tuple(range(2, x.dim())), dtype=wide).to(x.dtype)
+
+
+@leaf_function
+def axis_tokens(x: Tensor, mean: str = "each") -> Tensor:
+    """The axis averages of (N, C, *grid) as (N, sum(grid), C) tokens in x's dtype, the last axis first.
+
+    With ``mean="once"`` each axis leaves out all but 1/d of the mean, so that an outer sum over d axes counts it once.
+    """
+    averages = axis_averages(x, dtype=torch.float32 if x.dtype in _HALF else None)
+    axes = x.dim() - 2
+    if mean == "once" and axes > 1:
+        # Averages along any axis have the grid's mean as their own.
+        averages = averages - (1 - 1 / axes) * averages[..., : x.shape[-1]].mean(dim=-1, keepdim=True)
+    return averages.to(x.dtype).transpose(1, 2)
+
+
+@leaf_function
+def split_axes(tokens: Tensor, like: Tensor) -> tuple[Tensor, ...]:
+    """(N, sum(grid), C) tokens, the last axis first, as one (N, size, C) tensor for each axis, the first axis first."""
+    parts, start = [], 0
+    for size in reversed(like.shape[2:]):
+        parts.append(tokens[:, start : start + size])
+        start += size
+    return tuple(reversed(parts))
+
+
+@leaf_function
+def spread_tokens(tokens: Tensor, like: Tensor, residual: Tensor | None = None) -> Tensor:
+    """The outer sum of (N, sum(grid), C) tokens in ``like``'s grid, dtype and memory format, plus ``residual``."""
+    return torch_backend.spread_tokens(tokens, like, residual=residual)
+
+
+@leaf_function
+def spread_vector(vector: Tensor, like: Tensor, residual: Tensor | None = None) -> Tensor:
+    """(N, C) at every position of ``like``'s grid, in its dtype and memory format, plus ``residual``."""
+    vector = vector.to(like.dtype)
+    ones: Sequence[int] = [1] * (like.dim() - 2)
+    if residual is not None:
+        return residual + vector.reshape(*vector.shape, *ones)
+    if like.stride(1) == 1:
+        rows = vector.reshape(vector.shape[0], *ones, vector.shape[1])
+        return rows.expand(-1, *like.shape[2:], -1).contiguous().movedim(-1, 1)
+    return vector.reshape(*vector.shape, *ones).expand(-1, -1, *like.shape[2:]).contiguous()
+
+
+@leaf_function
+def add_residual(y: Tensor, residual: Tensor | None) -> Tensor:
+    """``y`` plus ``residual``, where there is one."""
+    return y if residual is None else y + residual

@@ -1,0 +1,95 @@
+"""Context layers by name: what a network, a head or a recipe can put in the place of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from kronattn.names import near_names
+from kronattn.nn.attention import DenseAttention, KroneckerAttention
+from kronattn.nn.context import AxisMeans, CoordinateGate, GlobalContext, GlobalMean, NoContext, SqueezeAxial
+
+__all__ = ["CONTEXTS", "build_context", "check_context", "context_builder", "list_contexts"]
+
+# What makes KAO_QKV the printed equation: nothing as long as KroneckerAttention has no other, {"mean": "each"} as soon
+# as it takes ``mean``.
+AS_PRINTED: dict[str, Any] = {}
+
+CONTEXTS: dict[str, Callable[..., nn.Module]] = {
+    "none": NoContext,
+    "global_mean": GlobalMean,
+    "axis_means": AxisMeans,
+    "coordinate_gate": CoordinateGate,
+    "global_context": GlobalContext,
+    "squeeze_axial": SqueezeAxial,
+    "attention": DenseAttention,
+    "attention_pool": partial(DenseAttention, pool=2),
+    "kao_kv": partial(KroneckerAttention, mode="kv"),
+    "kao_qkv": partial(KroneckerAttention, mode="qkv"),
+    "kao_qkv_as_printed": partial(KroneckerAttention, mode="qkv", **AS_PRINTED),
+}
+
+# Layers with parameters for each axis, which have to know how many there are.
+PER_AXIS = ("coordinate_gate", "squeeze_axial")
+
+
+def list_contexts() -> list[str]:
+    """The names that :func:`build_context` knows.
+
+    Example:
+        >>> list_contexts()[:3]
+        ['none', 'global_mean', 'axis_means']
+    """
+    return list(CONTEXTS)
+
+
+def build_context(name: str, channels: int, *, axes: int = 2, **options: Any) -> nn.Module:
+    """Build a context layer by its name.
+
+    Args:
+        name: one of :func:`list_contexts`.
+        channels: of its input and output.
+        axes: of the grid: 2 for images, 3 for volumes. Most layers take any number of them.
+        options: the layer's own, such as ``num_heads=4``.
+
+    Example:
+        >>> build_context("global_context", 64)(torch.randn(2, 64, 5, 6)).shape
+        torch.Size([2, 64, 5, 6])
+        >>> build_context("global_maen", 64)
+        Traceback (most recent call last):
+        ...
+        ValueError: unknown context 'global_maen': did you mean 'global_mean'...? There are none, global_mean, ...
+    """
+    check_context(name)
+    if name in PER_AXIS:
+        options["axes"] = axes
+    try:
+        return CONTEXTS[name](channels, **options)
+    except TypeError as error:
+        # Python's own message names a class and its __init__, which the caller has not heard of.
+        raise TypeError(f"{name}: {str(error).split('() ')[-1]}") from None
+
+
+def check_context(name: str) -> None:
+    """``name`` is one of :func:`list_contexts`, or the error lists them."""
+    if name not in CONTEXTS:
+        near, listed = near_names(str(name), CONTEXTS), ", ".join(CONTEXTS)
+        raise ValueError(f"unknown context {name!r}: {near if listed in near else f'{near} There are {listed}'}")
+
+
+def context_builder(context: str | Callable[..., nn.Module], **options: Any) -> Callable[..., nn.Module]:
+    """What builds a context layer from its number of channels: a name of :func:`list_contexts`, or a callable's own.
+
+    Example:
+        >>> context_builder("kao_qkv", num_heads=2)(8).num_heads
+        2
+    """
+    if isinstance(context, str):
+        check_context(context)
+        return partial(build_context, context, **options)
+    if not callable(context):
+        raise TypeError(f"context must be a name or build a layer from its channels, not {type(context).__name__}")
+    return partial(context, **options)
