@@ -58,7 +58,7 @@ def test_coefficients_applied_to_values_are_the_output(kind, options, training):
     torch.testing.assert_close(call.output(), output, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", [*LAYERS, "qkv_as_printed"])
 def test_a_position(kind):
     printed, kind = kind == "qkv_as_printed", kind.removesuffix("_as_printed")
     layer = layer_of(kind, num_heads=2).eval()

@@ -125,8 +125,8 @@ class KroneckerAttention(GridAttention):
         else:
             mixed, query = self._mix_positions(query, keys, values, key_tokens if key_is_query else None, plan)
         if map_values is not None:
-            # After the layer's own modules, as counters of parameters expect. Traced by itself, the layer has a placeholder
-            # here, for what may be given or not.
+            # After the layer's own modules, as counters of parameters expect. Traced by itself, the layer has a
+            # placeholder here, for what may be given or not.
             values = mixed.values
             values = optionally(map_values, values) if isinstance(map_values, fx.Proxy) else map_values(values)
             mixed = mixed._replace(values=values)

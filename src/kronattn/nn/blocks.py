@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from kronattn.nn.attention import KroneckerAttention
 from kronattn.nn.batch_norm_act import batch_norm_act, batch_norm_unsupported_reason
+from kronattn.nn.context_layer import ContextLayer
 from kronattn.nn.grid_attention import GridAttention
 from kronattn.nn.plain import is_plain
 from kronattn.ops.fx import is_captured
@@ -289,7 +290,7 @@ class AttnSkipModule(AttnModule):
         if self.stride > 1:
             return super()._attend(x)
         # Our own layers can add the input on the way out; any other layer gives its output first.
-        return self.attn(x, residual=x) if isinstance(self.attn, GridAttention) else self.attn(x) + x
+        return self.attn(x, residual=x) if isinstance(self.attn, GridAttention | ContextLayer) else self.attn(x) + x
 
 
 def _plus_product(y: Tensor, weight: Tensor, x: Tensor) -> Tensor:

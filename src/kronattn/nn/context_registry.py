@@ -16,7 +16,7 @@ __all__ = ["CONTEXTS", "build_context", "check_context", "context_builder", "lis
 
 # What makes KAO_QKV the printed equation: nothing as long as KroneckerAttention has no other, {"mean": "each"} as soon
 # as it takes ``mean``.
-AS_PRINTED: dict[str, Any] = {}
+AS_PRINTED: dict[str, Any] = {"mean": "each"}
 
 CONTEXTS: dict[str, Callable[..., nn.Module]] = {
     "none": NoContext,
