@@ -68,6 +68,7 @@ def test_attention_in_a_timm_resnet():
     assert not unexpected
     assert missing
     assert all(".se." in name for name in missing)
+    assert torch.equal(attending(x), plain(x)), "and it leaves the network as it was"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,12 @@ def test_attention_in_a_timm_resnet():
 def test_blocks(name, block, arguments, shape, channels):
     layer = getattr(example(name), block)(*arguments)
     x = torch.randn(shape, requires_grad=True)
-    y = layer(x)
+    attention, layer.attention = layer.attention, None
+    plain = layer.eval()(x)
+    layer.attention = attention
+    assert torch.equal(layer(x), plain), "a new layer leaves the network as it was"
+    torch.nn.init.ones_(attention.layer_scale.gain)
+    y = layer.train()(x)
     assert y.shape == (shape[0], channels, *shape[2:])
     y.square().sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())

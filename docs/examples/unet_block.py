@@ -16,7 +16,7 @@ class UNetBlock(nn.Module):
             nn.BatchNorm2d(out_channels),
             nn.ReLU(inplace=True),
         )
-        self.attention = KroneckerAttention(out_channels, mode="qkv") if attention else None
+        self.attention = KroneckerAttention(out_channels, mode="qkv", layer_scale=0.0) if attention else None
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.convs(x)

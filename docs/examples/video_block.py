@@ -11,7 +11,7 @@ class VideoBlock(nn.Module):
         self.conv = nn.Conv3d(channels, channels, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm3d(channels)
         self.act = nn.ReLU()
-        self.attention = KroneckerAttention(channels, mode="qkv", num_heads=4) if attention else None
+        self.attention = KroneckerAttention(channels, mode="qkv", num_heads=4, layer_scale=0.0) if attention else None
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.act(self.norm(self.conv(x))) + x

@@ -9,11 +9,11 @@ import typer
 
 from kronattn.cli.output import console, print_json
 
-__all__ = ["app", "models", "recipes", "weights"]
+__all__ = ["app", "context", "models", "recipes", "weights"]
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="What can be asked for by name: networks, recipes, trained weights. Example: kronattn list models",
+    help="What can be asked for by name: networks, recipes, weights, context layers. Example: kronattn list models",
 )
 
 
@@ -53,6 +53,20 @@ def recipes(
     found = list_recipes()
     rows = [{"name": name, "about": about} for name, about in found.items()]
     _show({"recipes": rows}, ("recipe", "about"), list(found.items()), json)
+
+
+@app.command()
+def context(
+    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+) -> None:
+    """The context layers that networks, heads and `kronattn compare --context NAME` take.
+
+    Example: kronattn list context
+    """
+    from kronattn.nn.context_registry import list_contexts
+
+    names = list_contexts()
+    _show({"context": names}, ("context layer",), [(name,) for name in names], json)
 
 
 @app.command()

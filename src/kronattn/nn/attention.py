@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from kronattn.nn.grid_attention import GridAttention, Mixed, check_layer_input, map_positions, map_tokens
+from kronattn.nn.layer_scale import LayerScale
 from kronattn.nn.plain import is_plain
 from kronattn.ops import matrix_products, stages, torch_backend
 from kronattn.ops.attention import pool_grid
@@ -42,6 +43,8 @@ class KroneckerAttention(GridAttention):
         qk_channels: that q and k are mapped to; ``channels`` by default.
         out_channels: that v is mapped to; ``channels`` by default.
         grid: the keys' grid, for "batch_per_key" alone.
+        layer_scale: a gain for each channel of the output, learned, that starts at this number. At 0 a new layer with a
+            residual leaves a pretrained network exactly as it was, and learns from there.
 
     Shape:
         query (N, channels, *grid), and key and value (N, channels, *other_grid) where given, to
@@ -68,6 +71,7 @@ class KroneckerAttention(GridAttention):
         qk_channels: int | None = None,
         out_channels: int | None = None,
         grid: Sequence[int] | None = None,
+        layer_scale: float | None = None,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -87,6 +91,7 @@ class KroneckerAttention(GridAttention):
         )
         self.mode = mode
         self.mean = mean
+        self.layer_scale = None if layer_scale is None else LayerScale(self.out_channels, layer_scale, device, dtype)
 
     def plan(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> Plan:
         """What would run each stage of a call, and why.
@@ -119,6 +124,8 @@ class KroneckerAttention(GridAttention):
             key_tokens = value_tokens = key_tokens.to(query.dtype)
         keys = stages.scaled(map_tokens(self.key_map, key_tokens, query), self.scale, self.num_heads)
         values = map_tokens(self.value_map, value_tokens, query)
+        # A gain for each channel of the output is one for each channel of the values, of which there are few.
+        values = values if self.layer_scale is None else self.layer_scale(values)
         if self.mode == "qkv":
             query_tokens = key_tokens if key_is_query else stages.pool(query, plan)[0]
             mixed = self._mix_tokens(map_tokens(self.query_map, query_tokens, query), keys, values, query)
