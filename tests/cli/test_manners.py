@@ -107,7 +107,7 @@ def test_list_recipes(capsys):
 def test_list_weights(capsys):
     assert main(["list", "weights", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["weights"]
-    assert [one["name"] for one in found] == ["kanet_kv", "kanet_qkv"]
+    assert [one["name"] for one in found] == ["kanet_kv", "kanet_qkv_as_printed"]
     assert "church" in found[0]["classes"]
     assert main(["list", "weights"]) == 0
     assert "church" in capsys.readouterr().out

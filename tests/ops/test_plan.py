@@ -76,7 +76,7 @@ def test_reasons(gpu, shape, options, expected, reason):
 
 def test_maps_to_more_channels_count(gpu):
     layer, x = KroneckerAttention(64, project="qkv", qk_channels=2048, device="meta"), gpu(2, 64, 14, 14)
-    assert layer._plan(x, x, x).spread == "torch"
+    assert layer._plan(x, x, x).spread == "matrix_products"
     assert KroneckerAttention(64, out_channels=128, device="meta")._plan(x, x, x).spread == "triton"
 
 

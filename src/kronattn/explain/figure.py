@@ -10,6 +10,7 @@ import numpy as np
 from kronattn.explain.heat import HEAT, overlaid
 from kronattn.explain.operators import LABELS, MODES, Comparison
 from kronattn.explain.place import grid_position
+from kronattn.explain.shares import drawn_shares
 from kronattn.explain.view import COLOURS
 from kronattn.tables.rendering import require_matplotlib
 
@@ -83,11 +84,7 @@ def draw_layers(
 
 def _draw_panel(panel: Any, image: Image.Image, comparison: Comparison, mode: str, position: tuple[int, int]) -> None:
     call = comparison.calls[mode]
-    weights = call.at(*position)
-    # One sample; heads are averaged, and the two queries of KAO_QKV too, so that all three maps add up to one.
-    rows, columns, places = (
-        x[0].mean(dim=0).float().cpu().numpy() / weights.total for x in (weights.rows, weights.columns, weights.map)
-    )
+    rows, columns, places = drawn_shares(call.at(*position))
     width, height = image.size
     colour = COLOURS[mode]
     axes = panel.subplots(

@@ -6,6 +6,7 @@ from PIL import Image, ImageDraw
 
 from kronattn.explain.heat import overlaid
 from kronattn.explain.place import grid_position
+from kronattn.explain.shares import drawn_shares
 from kronattn.nn.recorded import RecordedAttention
 
 __all__ = ["COLOURS", "MARGIN", "draw_view", "place_in_view"]
@@ -36,10 +37,7 @@ def draw_view(image: Image.Image, call: RecordedAttention, place: tuple[float, f
     factor = _LONGEST / max(image.size)
     shown = image.resize((max(1, round(image.width * factor)), max(1, round(image.height * factor))))
     position = grid_position(place, call.grid)
-    weights = call.at(*position)
-    rows, columns, places = (
-        x[0].mean(dim=0).float().cpu().numpy() / weights.total for x in (weights.rows, weights.columns, weights.map)
-    )
+    rows, columns, places = drawn_shares(call.at(*position))
     shown = overlaid(shown, places)
 
     view = Image.new("RGB", (MARGIN + shown.width, MARGIN + shown.height), "white")

@@ -111,7 +111,7 @@ def packaged_names() -> list[str]:
 
     Example:
         >>> packaged_names()
-        ['kanet_kv', 'kanet_qkv']
+        ['kanet_kv', 'kanet_qkv_as_printed']
     """
     return sorted(file.stem for file in _WEIGHTS.glob("*.safetensors"))
 
