@@ -30,7 +30,7 @@ __all__ = ["browser"]
 
 ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = ROOT / "out" / "screenshots"
-PATIENCE = 30_000  # milliseconds: the machine may have other things to do
+PATIENCE = 90_000  # milliseconds: the machine may have other things to do
 
 
 @pytest.fixture(scope="module")
