@@ -110,25 +110,35 @@ def size_of(page) -> tuple[int, int]:
     return tuple(page.evaluate("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]"))
 
 
-def point_at(page, view: str, x: float, y: float, caption: str) -> None:
-    """Move the pointer to a place on a view until its caption is there.
-
-    Browsers tell of a movement, so there are two; one that comes while the page is busy with another may be passed
-    over, and a visitor's hand moves on.
-    """
+def until(page, caption: str, act) -> None:
+    """Act, again if need be, until the caption is there: what comes while the page is busy may be passed over."""
     for attempt in range(12):
-        box = page.locator(f"{view} img").bounding_box()
-        page.mouse.move(box["x"] + box["width"] * x - 3, box["y"] + box["height"] * y)
-        page.wait_for_timeout(200)
-        page.mouse.move(box["x"] + box["width"] * x, box["y"] + box["height"] * y)
+        act()
         try:
             page.wait_for_function(
-                "part => document.querySelector('#caption')?.innerText.includes(part)", arg=caption, timeout=5000
+                "part => document.querySelector('#caption')?.innerText.includes(part)", arg=caption, timeout=8000
             )
             return
         except Exception:
             if attempt == 11:
                 raise
+
+
+def place_on(page, view: str, x: float, y: float) -> tuple[float, float]:
+    box = page.locator(f"{view} img").bounding_box()
+    return box["x"] + box["width"] * x, box["y"] + box["height"] * y
+
+
+def point_at(page, view: str, x: float, y: float, caption: str) -> None:
+    """Move the pointer to a place on a view; browsers tell of a movement, so there are two."""
+
+    def move() -> None:
+        across, down = place_on(page, view, x, y)
+        page.mouse.move(across - 3, down)
+        page.wait_for_timeout(200)
+        page.mouse.move(across, down)
+
+    until(page, caption, move)
 
 
 def test_a_visit(page, address, tmp_path):
@@ -149,9 +159,7 @@ def test_a_visit(page, address, tmp_path):
     assert followed != first
     point_at(page, "#other-view", 0.9, 0.3, "row 1, column 7 of 8×8")  # one place for both views
 
-    box = page.locator("#view img").bounding_box()
-    page.mouse.click(box["x"] + box["width"] * 0.95, box["y"] + box["height"] * 0.95)
-    wait_for_caption(page, "row 7, column 7 of 8×8")
+    until(page, "row 7, column 7 of 8×8", lambda: page.mouse.click(*place_on(page, "#view", 0.95, 0.95)))
     clicked = picture(page)
     assert clicked not in (first, followed)
     screenshot(page, "3-click")
