@@ -1,8 +1,8 @@
 """Launching kernels: as Triton does, and from the second time on without asking it which compiled kernel to start.
 
-``kernel[grid](...)`` looks at every argument to find the kernel that was compiled for its like. What it gives back is that compiled kernel, and ``compiled[grid](...)`` starts it straight away: the
-way of Triton's own tutorial on fused softmax. Only what Triton compiles differently has to be the same again: numbers,
-dtypes and alignments.
+``kernel[grid](...)`` looks at every argument to find the kernel that was compiled for its like. What it gives back is
+that compiled kernel, and ``compiled[grid](...)`` starts it straight away: the way of Triton's own tutorial on fused
+softmax. Only what Triton compiles differently has to be the same again: numbers, dtypes and alignments.
 
 What it gains has not been shown: KAO_KV's forward took its host 192 µs before and 244 µs with it, one run each on a
 noisy NVIDIA H200 machine. If a measurement by turns shows nothing, this file should go.
