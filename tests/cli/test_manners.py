@@ -20,7 +20,7 @@ COMMANDS = [
     *(["bench", "operators"], ["bench", "networks"], ["bench", "heads"], ["bench", "loader"], ["bench", "export"]),
     *(["list", "models"], ["list", "recipes"], ["list", "weights"]),
 ]
-LONG = [command for command in COMMANDS if command[0] not in ("compare", "demo", "explain", "list")]
+LONG = [command for command in COMMANDS if command[0] not in ("demo", "explain", "list")]
 ON_A_DEVICE = [
     *(
         ["train"],

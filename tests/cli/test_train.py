@@ -151,11 +151,21 @@ def test_compare(recipe_file, tmp_path, capsys):
 
 
 def test_compare_goes_on_when_a_run_fails(recipe_file, tmp_path, capsys):
-    arguments = ["compare", "--config", str(recipe_file), "--models", "mobilenetv2,kanet_kw", "--seeds", "0"]
-    arguments += ["--folder", str(tmp_path / "runs"), "--output", str(tmp_path / "tiny.json"), "epochs=1"]
-    assert main(arguments) == 1
-    assert "kanet_kw, seed 0 failed: unknown model 'kanet_kw'" in capsys.readouterr().err
+    arguments = ["compare", "--config", str(recipe_file), "--models", "mobilenetv2,timm/resnetx", "--seeds", "0"]
+    arguments += ["--folder", str(tmp_path / "runs"), "-o", str(tmp_path / "tiny.json"), "epochs=1"]
+    assert main([*arguments, "--quiet"]) == 1
+    err = capsys.readouterr().err
+    assert "timm/resnetx, seed 0 failed: " in err
+    assert "mobilenetv2" not in err  # what went well is told without --quiet alone
     assert len(json.loads((tmp_path / "tiny.json").read_text())["runs"]) == 1
+
+
+def test_compare_with_an_unknown_network_trains_none(recipe_file, tmp_path, capsys):
+    arguments = ["compare", "--config", str(recipe_file), "--models", "mobilenetv2,kanet_kw", "--seeds", "0"]
+    arguments += ["--folder", str(tmp_path / "runs"), "--output", str(tmp_path / "results" / "tiny.json")]
+    assert "unknown model 'kanet_kw': did you mean 'kanet_kv'" in error_of(capsys, arguments)
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "results").exists()
 
 
 def test_compare_contexts(recipe_file, tmp_path, capsys):

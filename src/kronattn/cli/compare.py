@@ -31,8 +31,9 @@ def compare(
         0, min=0, help="Epochs, from 2, that each network trains by itself in the end, for its speed."
     ),
     folder: Path | None = typer.Option(None, help="The runs' folder. Default: runs/compare-RECIPE."),
-    output: Path | None = typer.Option(None, help="The JSON file. Default: results/DATA.json."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="The JSON file. Default: results/DATA.json."),
     figure: Path | None = typer.Option(None, help="Draw the comparison into this file, .png or .svg."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="No line for each run; failures are told."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
 ) -> None:
     """Train each network with each seed under one recipe; print means, spreads, and paired differences.
@@ -41,6 +42,7 @@ def compare(
 
     Example: kronattn compare --config recipes/digits.yaml --models mobilenetv2,kanet_kv --seeds 0-4 epochs=5
     """
+    from kronattn.models.registry import check_model_name
     from kronattn.tables.rendering import to_rich
     from kronattn.tables.training import comparison_table, draw_comparison
     from kronattn.training.comparison import measure_alone, parse_seeds, plan, run_all, summarise
@@ -48,6 +50,9 @@ def compare(
     from kronattn.training.tasks import TASKS
 
     names, layers = ([name.strip() for name in names.split(",") if name.strip()] for names in (models, contexts))
+    for name in names:
+        if not name.startswith("timm/"):  # timm tells its own
+            check_model_name(name)
     if alone == 1:
         raise ValueError("--alone must be at least 2: the first epoch warms up and does not count")
     if figure is not None:
@@ -64,7 +69,8 @@ def compare(
     task = TASKS[recipe.task]
 
     def report(one: Any, result: dict[str, Any]) -> None:
-        typer.echo(f"{one.name}: {100 * result[task.score]:.2f}%", err=True)
+        if not quiet:
+            typer.echo(f"{one.name}: {100 * result[task.score]:.2f}%", err=True)
 
     results, failures = run_all(plans, jobs=jobs, on_result=report)
     for name, failure in failures.items():
