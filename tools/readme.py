@@ -53,26 +53,32 @@ def headline() -> list[str]:
         "| | KAO_KV, KANet_KV | KAO_QKV, KANet_QKV |",
         "|---|---:|---:|",
         line(
-            "multiply-adds of the operator, 56×56 positions, of regular attention's",
+            "operator: multiply-adds at 56×56 positions, share of regular attention's",
             lambda mode: f"{cpu[f'kao_{mode}']['madd'] / cpu['attn']['madd']:.2%}",
         ),
         line(
-            "its speed on two CPU threads over regular attention (the paper's)",
+            "operator: speed-up over materialised attention, CPU, 2 threads (in the paper)",
             lambda mode: f"{_three(cpu[f'kao_{mode}']['speedup'])}×{_printed(printed[mode], 'speedup')}",
         ),
-        line("over PyTorch's fused attention", lambda mode: f"{_three(cpu[f'kao_{mode}']['speedup_over_fused'])}×"),
         line(
-            f"its time on a GPU in copies of the tensor, (64, 64, 56, 56); flash attention: {flash:.1f}",
+            "operator: speed-up over PyTorch's fused attention, CPU, 2 threads",
+            lambda mode: f"{_three(cpu[f'kao_{mode}']['speedup_over_fused'])}×",
+        ),
+        line(
+            f"operator: time divided by that of `x.clone()`, GPU, x (64, 64, 56, 56); flash attention: {flash:.1f}",
             lambda mode: f"{copies[f'kao_{mode}']['forward_over_copy']:.1f}",
         ),
         line(
-            f"the network's multiply-adds; MobileNetV2: {base['madd'] / 1e6:.1f}m",
+            f"network: multiply-adds at 224×224; MobileNetV2: {base['madd'] / 1e6:.1f}m",
             lambda mode: f"{counted[f'kanet_{mode}']['madd'] / 1e6:.1f}m",
         ),
-        line("its images a second over torchvision's MobileNetV2, GPU, training / inference", speed(eager, "eager")),
-        line("both compiled", speed(compiled, "compiled")),
         line(
-            "a segmentation head's speed over regular attention's, 513×513 images, GPU, training / inference",
+            "network: images a second over torchvision's MobileNetV2, GPU, eager, training / inference",
+            speed(eager, "eager"),
+        ),
+        line("network: the same, both compiled", speed(compiled, "compiled")),
+        line(
+            "segmentation head: speed-up over regular attention's, 513×513 images, GPU, training / inference",
             lambda mode: " / ".join(f"{heads[work, f'kao_{mode}']:.1f}×" for work in ("training", "inference")),
         ),
         "",

@@ -86,13 +86,28 @@ def test_mistakes(recipe_file, tmp_path, capsys, arguments, message):
     assert message in err
 
 
+def test_mistakes_leave_no_folders(recipe_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    error_of(capsys, ["train", "--config", str(recipe_file), "--data", "nowhere", "--output", "new/runs/first"])
+    error_of(capsys, ["compare", "--config", str(recipe_file), "--models", "kanet_kv", "--seeds", "x"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
 def test_no_such_recipe(capsys):
     assert "there is no recipe nothing" in error_of(capsys, ["train", "--config", "nothing"])
 
 
+def test_a_folder_of_a_recipe_s_name_is_no_recipe(tmp_path, monkeypatch, capsys):
+    """Whoever has photos in photos/ types ``--config photos --data photos``."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    assert "photos holds no images" in error_of(capsys, ["train", "--config", "photos", "--data", "photos"])
+
+
 def test_divergence_is_one_line(recipe_file, tmp_path, capsys):
     arguments = ["train", "--config", str(recipe_file), "--output", str(tmp_path / "run"), "optimiser.lr=1e30"]
-    assert "the loss is no number any more since step" in error_of(capsys, arguments)
+    assert "the loss became NaN or infinite in step" in error_of(capsys, arguments)
 
 
 def test_a_bad_image_in_a_worker_process_is_one_line(recipe_file, folder, tmp_path, capsys):
