@@ -21,7 +21,7 @@ def with_context(network: Any, stages: int = 2) -> nn.Module:
     Returns:
         The network.
     """
-    encoder = getattr(network, "encoder", None)
+    encoder: Any = getattr(network, "encoder", None)
     if not isinstance(getattr(encoder, "stages", None), nn.Module):
         raise TypeError(f"expected an nnU-Net, whose encoder has stages, not a {type(network).__name__}")
     if isinstance(stages, bool) or not isinstance(stages, int) or not 0 <= stages <= len(encoder.stages):
