@@ -61,7 +61,7 @@ _OURS: dict[str, tuple[str, Printed | None, str | None]] = {
     "mobilenetv2": ("MobileNetV2", Printed(0.720, 3.47e6, 300e6), None),
     "kanet_kv": ("KANet_KV", Printed(0.729, 3.44e6, 288e6), None),
     "kanet_qkv": ("KANet_QKV", None, _MEAN_ONCE),
-    "kanet_qkv_as_printed": ("KANet_QKV as printed", Printed(0.728, 3.44e6, 281e6), None),
+    "kanet_qkv_as_printed": ("KANet_QKV printed", Printed(0.728, 3.44e6, 281e6), None),
     "attnnet": ("AttnNet", Printed(0.730, 3.44e6, 365e6), None),
     "attnnet_pool": ("AttnNet+Pool", Printed(0.729, 3.44e6, 300e6), None),
     "mobilenetv2_kao": ("MobileNetV2+KAO", Printed(0.726, 3.46e6, 298e6), None),
