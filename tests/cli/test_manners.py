@@ -24,6 +24,7 @@ LONG = [command for command in COMMANDS if command[0] not in ("demo", "explain",
 ON_A_DEVICE = [
     *(
         ["train"],
+        ["compare"],
         ["evaluate"],
         ["predict"],
         ["explain"],

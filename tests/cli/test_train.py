@@ -179,6 +179,8 @@ def test_compare_with_an_unknown_network_trains_none(recipe_file, tmp_path, caps
     arguments = ["compare", "--config", str(recipe_file), "--models", "mobilenetv2,kanet_kw", "--seeds", "0"]
     arguments += ["--folder", str(tmp_path / "runs"), "--output", str(tmp_path / "results" / "tiny.json")]
     assert "unknown model 'kanet_kw': did you mean 'kanet_kv'" in error_of(capsys, arguments)
+    message = "device must be auto, cpu, cuda or mps, not 'abacus'"
+    assert message in error_of(capsys, [*arguments[:3], "--models", "kanet_kv", "--device", "abacus"])
     assert not (tmp_path / "runs").exists()
     assert not (tmp_path / "results").exists()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from kronattn.cli.network import accelerator_of
 from kronattn.cli.output import check_figure, check_writable, console, print_json, write_atomically, write_figure
 from kronattn.cli.train import overrides_of
 
@@ -24,6 +25,7 @@ def compare(
     seeds: str = typer.Option("0-2", help="Numbers and ranges: 0-4, or 0,2,5."),
     baseline: str = typer.Option("", help="Differences are taken to this network. Default: the first."),
     data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
+    device: str | None = typer.Option(None, help="Where to run: auto, cpu, cuda, mps. Default: the recipe's."),
     jobs: int = typer.Option(
         1, min=1, help="Processes that train side by side. Images a second are then left to --alone."
     ),
@@ -57,7 +59,9 @@ def compare(
         raise ValueError("--alone must be at least 2: the first epoch warms up and does not count")
     if figure is not None:
         check_figure(figure, "--figure")
-    recipe = load_recipe(config, [*overrides_of(context.args), *([f"data.path={data}"] if data else [])])
+    named = {"data.path": data, "accelerator": None if device is None else accelerator_of(device)}
+    changes = [f"{key}={value}" for key, value in named.items() if value is not None]
+    recipe = load_recipe(config, [*overrides_of(context.args), *changes])
     place = folder or Path(f"runs/compare-{config.stem}")
     target = check_writable(output or Path(f"results/{recipe.data.name}.json"))
     plans = plan(recipe, names, parse_seeds(seeds), place, layers)
