@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.launch import launch
+from kronattn.ops.triton.blocks import launch
 from kronattn.ops.triton.layout import empty_grid, row_distance
 from kronattn.ops.triton.tuning import ceil_div, row_blocks
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.launch import launch
+from kronattn.ops.triton.blocks import launch
 from kronattn.ops.triton.tuning import ceil_div
 
 __all__ = ["normalise_backward", "normalise_forward"]
