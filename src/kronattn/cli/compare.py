@@ -44,7 +44,6 @@ def compare(
 
     Example: kronattn compare --config recipes/digits.yaml --models mobilenetv2,kanet_kv --seeds 0-4 epochs=5
     """
-    from kronattn.models.registry import check_model_name
     from kronattn.tables.rendering import to_rich
     from kronattn.tables.training import comparison_table, draw_comparison
     from kronattn.training.comparison import measure_alone, parse_seeds, plan, run_all, summarise
@@ -52,9 +51,6 @@ def compare(
     from kronattn.training.tasks import TASKS
 
     names, layers = ([name.strip() for name in names.split(",") if name.strip()] for names in (models, contexts))
-    for name in names:
-        if not name.startswith("timm/"):  # timm tells its own
-            check_model_name(name)
     if alone == 1:
         raise ValueError("--alone must be at least 2: the first epoch warms up and does not count")
     if figure is not None:

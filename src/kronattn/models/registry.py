@@ -63,7 +63,7 @@ def task_of(name: str) -> str:
         >>> task_of("deeplabv2_kao_kv")
         'segmentation'
     """
-    check_model_name(name)
+    _check_name(name)
     return next(task for task, builders in TASKS.items() if name in builders)
 
 
@@ -84,7 +84,7 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
         >>> model(torch.randn(1, 3, 64, 64)).shape
         torch.Size([1, 10])
     """
-    check_model_name(name)
+    _check_name(name)
     if any(option in options for option in _TIMM_OPTIONS):
         if name in SEGMENTERS:
             raise ValueError(f"{name} has no features_only: its features are those of its backbone")
@@ -101,8 +101,7 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
         raise TypeError(f"{name}: {str(error).split('() ')[-1]}") from None
 
 
-def check_model_name(name: str) -> None:
-    """``name`` is one of :func:`list_models`, or the error names the near ones."""
+def _check_name(name: str) -> None:
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}: {near_names(name, MODELS)}")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kronattn.atomic import write_atomically
+from kronattn.models.registry import task_of
 from kronattn.training.recipe import Recipe, load_recipe
 from kronattn.training.run import CONFIG, RESULT, read_result, train
 from kronattn.training.workers import run_in_processes
@@ -60,6 +61,9 @@ def plan(
 
     With ``contexts``, names of context layers, every network with each of them in the place of its attention.
     """
+    for name in models:
+        if not name.startswith("timm/"):
+            task_of(name)  # an unknown one is an error here, not after hours of training the others
     networks = [
         replace(recipe.model, name=name, context=context)
         for name in models
