@@ -61,9 +61,6 @@ def plan(
 
     With ``contexts``, names of context layers, every network with each of them in the place of its attention.
     """
-    for name in models:
-        if not name.startswith("timm/"):
-            task_of(name)  # an unknown one is an error here, not after hours of training the others
     networks = [
         replace(recipe.model, name=name, context=context)
         for name in models
@@ -94,6 +91,8 @@ def run_all(
         The results, in the plans' order, and each failed run's error, one line, by the run's name.
     """
     for one in plans:
+        if not one.recipe.model.name.startswith("timm/"):
+            task_of(one.recipe.model.name)  # an unknown one is an error here, not after hours of training the others
         _check_same_recipe(one)
     failures: dict[str, str] = {}
 
