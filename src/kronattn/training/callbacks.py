@@ -115,7 +115,7 @@ class StopWhenDiverging(Callback):
                 "checkpoints are those of the epoch before" if trainer.current_epoch else "there is no checkpoint yet"
             )
             raise Diverged(
-                f"the loss is no number any more since step {step}, in epoch {trainer.current_epoch + 1} of "
+                f"the loss became NaN or infinite in step {step}, in epoch {trainer.current_epoch + 1} of "
                 f"{trainer.max_epochs}: a lower optimiser.lr or a longer schedule.warmup may help; {kept}"
             )
 

@@ -294,7 +294,8 @@ def recipe_path(name: str | Path) -> Path:
         >>> recipe_path("digits").name
         'digits.yaml'
     """
-    if Path(name).exists():
+    # A folder of that name, such as photos/, is none.
+    if Path(name).is_file():
         return Path(name)
     for folder in _SHIPPED:
         shipped = folder / Path(name).with_suffix(".yaml")
