@@ -198,7 +198,8 @@ class Speed(Callback):
         self._done: torch.cuda.Event | None = None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.fetching = trainer.profiler if isinstance(trainer.profiler, Fetching) else self.fetching
+        profiler = trainer.profiler  # type: ignore[attr-defined]
+        self.fetching = profiler if isinstance(profiler, Fetching) else self.fetching
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
 
