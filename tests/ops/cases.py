@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils import _device
@@ -85,6 +86,12 @@ def cases(draw: st.DrawFn) -> Case:
         layout=draw(st.sampled_from(LAYOUTS)),
         seed=draw(st.integers(0, 2**31)),
     )
+
+
+def random_cases(few: int) -> settings:
+    """Settings for so many cases, or for all of those of ``--hypothesis-profile=large``."""
+    count = max(few, settings.default.max_examples) if settings.default.max_examples > 100 else few
+    return settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
 def relative_error(actual: Tensor, expected: Tensor, floor: float = 1e-30) -> float:
