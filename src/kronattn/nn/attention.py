@@ -13,7 +13,7 @@ from kronattn.nn.grid_attention import GridAttention, Mixed, check_layer_input, 
 from kronattn.nn.layer_scale import LayerScale
 from kronattn.nn.plain import is_plain
 from kronattn.nn.positions import AxisPositions, add_to_positions, add_to_tokens
-from kronattn.ops import matrix_products, stages, torch_backend
+from kronattn.ops import stages, torch_backend
 from kronattn.ops.attention import pool_grid
 from kronattn.ops.autocast import without_autocast
 from kronattn.ops.checks import check_mean, check_mode, check_residual, check_softmax_and_combine
@@ -171,11 +171,12 @@ class KroneckerAttention(GridAttention):
         if mask is not None or key_mask is not None:
             check_masked_norm(self.coefficient_norm, mask, key_mask)
             query, key, value, masks = apply_masks(query, key, value, mask, key_mask)
-        key_tokens, key_grid = stages.pool(key, plan, masks.key_shares)
+        # Maps take tokens in the network's dtype, which may be narrower than averages are.
+        maps_all = self.key_map is not None and self.value_map is not None
+        key_tokens, key_grid = stages.pool(key, plan, masks.key_shares, rounded=maps_all)
         query = key_grid if key_is_query else query
         value_tokens = key_tokens if value_is_key else stages.pool(value, plan, masks.key_shares)[0]
-        if self.key_map is not None and self.value_map is not None and value_is_key:
-            # Both maps take tokens in the network's dtype, which may be narrower than averages are.
+        if maps_all and value_is_key:
             key_tokens = value_tokens = key_tokens.to(query.dtype)
         keys, places = map_tokens(self.key_map, key_tokens, query), None
         if self.positions is not None:
@@ -195,7 +196,7 @@ class KroneckerAttention(GridAttention):
             query_tokens = key_tokens if key_is_query else stages.pool(query, plan, masks.shares)[0]
             queries = map_tokens(self.query_map, query_tokens, query)
             queries = self._unit(queries if places is None else add_to_tokens(queries, places), 2)
-            mixed = self._mix_tokens(queries, keys, values, query, masks)
+            mixed = self._mix_tokens(queries, keys, values, query, plan, masks)
         else:
             averages = key_tokens if key_is_query else None
             mixed, query = self._mix_positions(query, keys, values, averages, plan, places, masks)
@@ -224,27 +225,34 @@ class KroneckerAttention(GridAttention):
     def _spread(self, mixed: Mixed, query: Tensor, key_grid: Any, plan: Plan, residual: Tensor | None) -> Tensor:
         """What the last stage makes of what the middle stage gave."""
         queries, keys, bias, values, coefficients, masks = mixed
-        if coefficients is not None:
-            return materialised(coefficients, values, query, residual)
         options: Any = {"num_heads": self.num_heads, "key_bias": bias}
         if self.softmax == "per_axis":
             options["axes"] = key_grid
         if self.mode == "kv":
+            if coefficients is not None:
+                return stages.spread_coefficients(coefficients, values, query, plan, residual=residual)
             return stages.spread(queries, keys, values, plan, residual=residual, **options)
-        tokens = stages.attend_tokens(queries, keys, values, plan, **options)
+        if coefficients is not None:
+            tokens = stages.spread_coefficients(coefficients, values, queries.transpose(1, 2), plan).transpose(1, 2)
+        else:
+            tokens = stages.attend_tokens(queries, keys, values, plan, **options)
         return stages.combine_tokens(
             tokens, query, plan, mean=self.mean, combine=self.combine, shares=masks.shares, residual=residual
         )
 
-    def _mix_tokens(self, queries: Tensor, keys: Tensor, values: Tensor, like: Tensor, masks: Masks) -> Mixed:
+    def _mix_tokens(
+        self, queries: Tensor, keys: Tensor, values: Tensor, like: Tensor, plan: Plan, masks: Masks
+    ) -> Mixed:
         """KAO_QKV's middle stage: queries are (N, sum(grid), C) tokens too."""
         moments = None
+        if self.num_heads == 1 and self._materialises(plan):
+            return self._mix_materialised(queries, queries.transpose(1, 2), keys, values, plan)
         if self.uses_batch_statistics:
             per_key = self.coefficient_norm == "batch_per_key"
-            moments = stages.moments_of_tokens(
-                queries, keys, like, num_heads=self.num_heads, per_key=per_key, masks=masks
+            moments, queries, keys = stages.moments_of_tokens(
+                queries, keys, like, plan, num_heads=self.num_heads, per_key=per_key, masks=masks
             )
-        keys, bias = self._normalised(keys, moments)
+        keys, bias = self._normalised(keys, moments, plan)
         return Mixed(queries, keys, bias, values)
 
     def _mix_positions(
@@ -270,10 +278,10 @@ class KroneckerAttention(GridAttention):
         if places is not None or self.coefficient_norm == "cosine":
             queries = queries if places is None else add_to_positions(queries, places, plan)
             queries, query_tokens = self._unit(queries, 1), None
-        if isinstance(plan, Plan) and plan.spread == "matrix_products":
-            return self._mix_materialised(queries, keys, values), query
+        if self._materialises(plan):
+            return self._mix_materialised(queries, queries, keys, values, plan), query
         if self.uses_batch_statistics:
-            moments, normed = stages.moments_of_positions(
+            moments, normed, keys = stages.moments_of_positions(
                 queries,
                 keys,
                 plan,
@@ -284,19 +292,28 @@ class KroneckerAttention(GridAttention):
             )
             query = normed if queries is query else query
             queries = normed
-        keys, bias = self._normalised(keys, moments)
+        keys, bias = self._normalised(keys, moments, plan)
         return Mixed(queries, keys, bias, values), query
 
-    def _mix_materialised(self, queries: Tensor, keys: Tensor, values: Tensor) -> Mixed:
-        """The same for wide layers: the coefficients are materialised once, for their statistics and to go on with."""
-        with without_autocast(queries):
-            coefficients, scale = matrix_products.coefficients(queries, keys), None
-            if self.norm is not None:
-                batch = self.uses_batch_statistics
-                scale, _ = self.norm(keys, matrix_products.moments(coefficients, keys.shape[1]) if batch else None)
-                coefficients = coefficients * scale.reshape(())
-            if self.observer is not None and scale is not None:
-                keys = keys * scale
+    def _materialises(self, plan: Plan) -> bool:
+        """Whether the coefficients are materialised; never while symbolic tracing, for which there is no plan yet."""
+        if self.coefficient_norm == "batch_per_key" or self.softmax == "per_axis":
+            return False
+        return isinstance(plan, Plan) and plan.spread == "matrix_products"
+
+    def _mix_materialised(self, queries: Tensor, grid: Tensor, keys: Tensor, values: Tensor, plan: Plan) -> Mixed:
+        """The same for wide layers: the coefficients are materialised once, for their statistics and to go on with.
+
+        ``grid`` are the queries as (N, C, *grid).
+        """
+        coefficients, moments = stages.coefficients(grid, keys, plan), None
+        if self.norm is not None:
+            if self.uses_batch_statistics:
+                moments, coefficients = stages.moments_of_coefficients(coefficients, keys.shape[1], plan)
+            if self.observer is not None:
+                keys = keys * self.norm.scale_and_bias(moments)[0]
+            # What multiplies the keys multiplies the coefficients.
+            coefficients, _ = self.norm(coefficients, moments, plan)
         return Mixed(queries, keys, None, values, coefficients)
 
     def _folds_query_map(self, keys: Tensor, plan: Plan) -> bool:
@@ -434,12 +451,6 @@ def gate_input(x: Tensor, logits: Tensor) -> Tensor:
 def optionally(function: Callable[[Tensor], Tensor] | None, x: Tensor) -> Tensor:
     """function(x), or ``x`` where there is no function."""
     return x if function is None else function(x)
-
-
-def materialised(coefficients: Tensor, values: Tensor, like: Tensor, residual: Tensor | None) -> Tensor:
-    """The last stage from materialised coefficients; see :func:`kronattn.ops.matrix_products.spread`."""
-    with without_autocast(like):
-        return matrix_products.spread(coefficients, values, like, residual=residual)
 
 
 @leaf_function

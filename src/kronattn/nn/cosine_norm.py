@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kronattn.ops import stages
 from kronattn.ops.attend import at_least_float32
 from kronattn.ops.fx import leaf_function, leaf_module
 
@@ -23,8 +24,9 @@ class CosineNorm(nn.Module):
     It is called as :class:`kronattn.nn.coefficient_norm.CoefficientNorm` is.
 
     Example:
-        >>> CosineNorm(num_heads=2)(torch.randn(4, 15, 8))
-        (Parameter containing: tensor([10., 10.], requires_grad=True), None)
+        >>> norm, keys = CosineNorm(num_heads=2), torch.randn(4, 15, 8)
+        >>> torch.equal(norm(keys)[0], 10 * keys)
+        True
     """
 
     def __init__(self, num_heads: int = 1) -> None:
@@ -37,8 +39,11 @@ class CosineNorm(nn.Module):
         nn.init.constant_(self.weight, _START)
 
     @leaf_module
-    def forward(self, keys: Tensor, moments: Any = None) -> tuple[Tensor, None]:
-        """What to multiply (N, S, C) keys by, (num_heads,), and no bias."""
+    def forward(self, keys: Tensor, moments: Any = None, plan: Any = None) -> tuple[Tensor, None]:
+        """(N, S, C) keys, or coefficients of one head, times the scale, and no bias."""
+        return stages.scaled(keys, self.weight, self.num_heads), None
+
+    def scale_and_bias(self, moments: Any = None) -> tuple[Tensor, None]:
         return self.weight, None
 
     def extra_repr(self) -> str:
