@@ -18,7 +18,7 @@ from kronattn.nn.positions import AxisPositions
 from kronattn.ops.plan import override_plan
 from kronattn.ops.triton.availability import interpreted
 from tests.nn.options import LayerCase, expected, layer_cases
-from tests.ops.cases import TOLERANCE, random_cases, relative_error
+from tests.ops.cases import LARGE, TOLERANCE, random_cases, relative_error
 
 # Of the kernels' own tests: sums of a few more terms than the operators'.
 KERNELS = 2e-5
@@ -95,16 +95,33 @@ ALONE = {
     "product": {"mode": "qkv", "combine": "product"},
     "dropout": {"dropout": 0.3},
 }
+ALL = {
+    "positions": "learned",
+    "grid": (3, 4),
+    "coefficient_norm": "cosine",
+    "softmax": "per_axis",
+    "gate": True,
+    "dropout": 0.3,
+}
 every_option = pytest.mark.parametrize("name", ALONE)
+# Compilers take long: all options together and, with --hypothesis-profile=large, each alone.
+BACKEND = "aot_eager" if LARGE else "eager"
+for_compilers = pytest.mark.parametrize("name", ["all", *ALONE] if LARGE else ["all"])
 
 
 def built(name: str, mode: str = "qkv", channels: int = 6, **more) -> KroneckerAttention:
     torch.manual_seed(0)
-    return KroneckerAttention(channels, **{"mode": mode, **ALONE[name], **more})
+    together = {**ALL, "combine": "product" if mode == "qkv" else "sum"}
+    return KroneckerAttention(channels, **{"mode": mode, **(together if name == "all" else ALONE[name]), **more})
 
 
 def modes_of(name: str) -> list[str]:
-    return [ALONE[name]["mode"]] if "mode" in ALONE[name] else ["kv", "qkv"]
+    return ["qkv"] if name == "product" else ["kv", "qkv"]
+
+
+def calls_of(name: str) -> list[tuple[str, bool]]:
+    """Modes, and whether there is a mask."""
+    return [(mode, masked) for mode in modes_of(name) for masked in (False, True) if LARGE or masked == (mode == "qkv")]
 
 
 class Masked(nn.Module):
@@ -158,19 +175,6 @@ class TestEach:
             inside = torch.fx.symbolic_trace(Masked(layer))
             torch.testing.assert_close(inside(x, mask), layer(x, residual=x, mask=mask))
 
-    @pytest.mark.parametrize("masked", [False, True])
-    @pytest.mark.parametrize("training", [True, False])
-    def test_compile_without_recompiling(self, name, training, masked):
-        for mode in modes_of(name):
-            torch._dynamo.reset()
-            layer = built(name, mode).train(training and name != "dropout")
-            compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, dynamic=True, backend="aot_eager")
-            with torch._dynamo.config.patch(error_on_recompile=True):
-                for shape in [(2, 6, 5, 8), (3, 6, 7, 9), (4, 6, 11, 4)]:
-                    x = torch.randn(shape)
-                    mask = torch.rand(shape[0], *shape[2:]) < 0.7 if masked else None
-                    torch.testing.assert_close(compiled(x, mask=mask), layer(x, mask=mask), rtol=1e-4, atol=1e-4)
-
     def test_recorded(self, name):
         """Coefficients sum to one, and give the layer's output when they are applied to the values."""
         mask = torch.rand(2, 5, 4) < 0.7
@@ -209,19 +213,35 @@ class TestEach:
             apart = head.classifier(x) + head.context_classifier(head.attn(x))
             torch.testing.assert_close(head(x), apart, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("masked", [False, True])
-    def test_onnx_with_dynamic_sizes(self, name, masked, tmp_path):
+
+@for_compilers
+class TestCompilers:
+    @pytest.mark.parametrize("training", [True, False] if LARGE else [True])
+    def test_torch_compile_without_recompiling(self, name, training):
+        for mode, masked in calls_of(name):
+            torch._dynamo.reset()
+            layer = built(name, mode).train(training)
+            if layer.dropout is not None:
+                layer.dropout.eval()  # a compiled program's random numbers are its own
+            compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, dynamic=True, backend=BACKEND)
+            with torch._dynamo.config.patch(error_on_recompile=True):
+                for shape in [(2, 6, 5, 8), (3, 6, 7, 9), (4, 6, 11, 4)]:
+                    x = torch.randn(shape)
+                    mask = torch.rand(shape[0], *shape[2:]) < 0.7 if masked else None
+                    torch.testing.assert_close(compiled(x, mask=mask), layer(x, mask=mask), rtol=1e-4, atol=1e-4)
+
+    def test_onnx_with_dynamic_sizes(self, name, tmp_path):
         for library in ("onnx", "onnxscript", "onnxruntime"):
             pytest.importorskip(library, reason=f"{library} is not installed")
         import onnxruntime
 
-        for mode in modes_of(name):
+        for mode, masked in calls_of(name):
             layer = Masked(built(name, mode)).eval() if masked else built(name, mode).eval()
             sizes = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
             mask_sizes = dict.fromkeys((0, 1, 2), torch.export.Dim.DYNAMIC)
             inputs = (torch.randn(2, 6, 9, 11), *([torch.rand(2, 9, 11) < 0.7] if masked else []))
             shapes = (sizes, mask_sizes)[: len(inputs)]
-            path = tmp_path / f"{mode}.onnx"
+            path = tmp_path / f"{mode}-{masked}.onnx"
             torch.onnx.export(layer, inputs, path, dynamo=True, dynamic_shapes=shapes, verbose=False, opset_version=18)
             session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
             for grid in [(9, 11), (4, 33), (20, 5)]:

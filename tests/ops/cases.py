@@ -17,6 +17,9 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # and of the averaged keys, whose error the softmax multiplies by the size of the coefficients.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
+# Whether tests run with --hypothesis-profile=large.
+LARGE = settings.default.max_examples > 100
+
 LAYOUTS = ("contiguous", "channels_last", "transposed", "sliced", "expanded")
 
 
@@ -90,7 +93,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 def random_cases(few: int) -> settings:
     """Settings for so many cases, or for all of those of ``--hypothesis-profile=large``."""
-    count = max(few, settings.default.max_examples) if settings.default.max_examples > 100 else few
+    count = max(few, settings.default.max_examples) if LARGE else few
     return settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
