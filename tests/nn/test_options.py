@@ -71,7 +71,7 @@ class TestCombinations:
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
     def test_torch(self, dtype):
         @given(case=layer_cases())
-        @random_cases(60)
+        @random_cases(150)
         def run(case):
             check(case, dtype, TOLERANCE[dtype])
 

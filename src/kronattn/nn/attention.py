@@ -12,7 +12,7 @@ from kronattn.nn.context_layer import add_residual
 from kronattn.nn.grid_attention import GridAttention, Mixed, check_layer_input, map_positions, map_tokens
 from kronattn.nn.layer_scale import LayerScale
 from kronattn.nn.plain import is_plain
-from kronattn.nn.positions import AxisPositions, add_to_positions, add_to_tokens
+from kronattn.nn.positions import AxisPositions
 from kronattn.ops import stages, torch_backend
 from kronattn.ops.attention import pool_grid
 from kronattn.ops.autocast import without_autocast
@@ -169,7 +169,8 @@ class KroneckerAttention(GridAttention):
         plan = self._plan(query, key, value, (mask, key_mask))
         masks = NO_MASKS
         if mask is not None or key_mask is not None:
-            check_masked_norm(self.coefficient_norm, mask, key_mask)
+            if self.coefficient_norm == "batch_per_key" and not isinstance(mask, fx.Proxy):
+                raise ValueError('coefficient_norm="batch_per_key" excludes mask: use coefficient_norm="batch"')
             query, key, value, masks = apply_masks(query, key, value, mask, key_mask)
         # Maps take tokens in the network's dtype, which may be narrower than averages are.
         maps_all = self.key_map is not None and self.value_map is not None
@@ -181,7 +182,7 @@ class KroneckerAttention(GridAttention):
         keys, places = map_tokens(self.key_map, key_tokens, query), None
         if self.positions is not None:
             key_places = self.positions(key, masks.key_shares)
-            keys = add_to_tokens(keys, key_places)
+            keys = keys + key_places.to(keys.dtype)
             places = key_places if key_is_query else self.positions(query, masks.shares)
         keys = stages.scaled(self._unit(keys, 2), self.scale, self.num_heads)
         values = map_tokens(self.value_map, value_tokens, query)
@@ -195,7 +196,7 @@ class KroneckerAttention(GridAttention):
         if self.mode == "qkv":
             query_tokens = key_tokens if key_is_query else stages.pool(query, plan, masks.shares)[0]
             queries = map_tokens(self.query_map, query_tokens, query)
-            queries = self._unit(queries if places is None else add_to_tokens(queries, places), 2)
+            queries = self._unit(queries if places is None else queries + places.to(queries.dtype), 2)
             mixed = self._mix_tokens(queries, keys, values, query, plan, masks)
         else:
             averages = key_tokens if key_is_query else None
@@ -217,7 +218,7 @@ class KroneckerAttention(GridAttention):
         residual = check_residual(query if residual_is_query else residual, query, mixed.values)
         y = self._spread(mixed, query, key.shape[2:], plan, residual if self.is_linear_in_values else None)
         if not self.is_linear_in_values:
-            y = gate_input(query, y) if self.gate else y
+            y = query * y.sigmoid() if self.gate else y
             y = y if self.layer_scale is None else map_positions(self.layer_scale, y)
             y = add_residual(y, residual)
         return y if mask is None else cleared(y, mask)
@@ -276,7 +277,9 @@ class KroneckerAttention(GridAttention):
             else:
                 queries, query_tokens = map_positions(self.query_map, query), None
         if places is not None or self.coefficient_norm == "cosine":
-            queries = queries if places is None else add_to_positions(queries, places, plan)
+            if places is not None:
+                places = places.to(queries.dtype).expand(queries.shape[0], -1, -1)
+                queries = stages.spread_tokens(places, queries, plan, residual=queries)
             queries, query_tokens = self._unit(queries, 1), None
         if self._materialises(plan):
             return self._mix_materialised(queries, queries, keys, values, plan), query
@@ -432,19 +435,6 @@ class DenseAttention(GridAttention):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, pool={self.pool}"
-
-
-@leaf_function
-def check_masked_norm(coefficient_norm: str | None, mask: Tensor | None, key_mask: Tensor | None) -> None:
-    """A norm for each key by itself has no statistics of keys that are there at times."""
-    if coefficient_norm == "batch_per_key" and (mask is not None or key_mask is not None):
-        raise ValueError('coefficient_norm="batch_per_key" excludes mask: use coefficient_norm="batch"')
-
-
-@leaf_function
-def gate_input(x: Tensor, logits: Tensor) -> Tensor:
-    """``x`` times the sigmoid of what has its shape."""
-    return x * logits.sigmoid()
 
 
 @leaf_function

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kronattn.ops import stages
 from kronattn.ops.autocast import without_autocast
 from kronattn.ops.checks import MAX_AXES
-from kronattn.ops.fx import leaf_function, leaf_module
-from kronattn.ops.plan import Plan
+from kronattn.ops.fx import leaf_module
 
-__all__ = ["AxisPositions", "add_to_positions", "add_to_tokens"]
+__all__ = ["AxisPositions"]
 
 # Small beside features of size one, as vision transformers start theirs.
 _STD = 0.02
@@ -80,15 +78,3 @@ def _interpolated(table: Tensor, there: Tensor) -> Tensor:
     at = ((there.cumsum(dim=1) - 0.5) * (places / size) - 0.5).clamp(0, places - 1)
     weights = (1 - (at.unsqueeze(2) - torch.arange(places, device=at.device, dtype=at.dtype)).abs()).clamp_min(0)
     return weights @ table
-
-
-@leaf_function
-def add_to_tokens(tokens: Tensor, vectors: Tensor) -> Tensor:
-    """(N, S, C) tokens, each with its place's vector added."""
-    return tokens + vectors.to(tokens.dtype)
-
-
-@leaf_function
-def add_to_positions(x: Tensor, vectors: Tensor, plan: Plan) -> Tensor:
-    """(N, C, *grid), each position with its places' vectors added, one of each axis."""
-    return stages.spread_tokens(vectors.to(x.dtype).expand(len(x), -1, -1), x, plan, residual=x)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kronattn.ops.grid import outer_sum
-from kronattn.ops.masks import NO_MASKS, Masks, cleared, weighted_mean
+from kronattn.ops.masks import NO_MASKS, Masks, axis_means, cleared
 from kronattn.ops.plan import Plan
 from kronattn.ops.stages import combine_tokens
 
@@ -191,10 +191,7 @@ class RecordedAttention:
     def _counted_again(self) -> Tensor:
         """(N, H, n): what the outer sum of all axes counts too often, of every position alike."""
         rows = self.coefficients.flatten(1, 2).transpose(1, 2)
-        shares = self.masks.shares
-        weights = [None] * len(self.grid) if shares is None else shares.split(self.grid[::-1], dim=1)
-        parts = zip(rows.split(self.grid[::-1], dim=1), weights, strict=True)
-        total = torch.cat([weighted_mean(part, weight) for part, weight in parts], dim=1).sum(dim=1)
+        total = torch.cat(axis_means(rows, self.grid[::-1], self.masks.shares), dim=1).sum(dim=1)
         return total.unflatten(1, (self.num_heads, -1)) * (1 - 1 / len(self.grid))
 
     def _by_axis(self, weights: Tensor) -> list[Tensor]:

@@ -96,11 +96,8 @@ def check_product_grid(grid: Sequence[int]) -> None:
         raise ValueError(f'combine="product" multiplies axes with each other, but the grid {tuple(grid)} has one')
 
 
-@leaf_function
-def check_mask(mask: Tensor | None, x: Tensor, name: str, owner: str) -> None:
+def check_mask(mask: Tensor, x: Tensor, name: str, owner: str) -> None:
     """``mask`` is (N, *grid) for the (N, C, *grid) tensor ``x`` called ``owner``, boolean, on its device."""
-    if mask is None:
-        return
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, not {type(mask).__name__}")
     if mask.dtype != torch.bool:

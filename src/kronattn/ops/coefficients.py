@@ -102,27 +102,22 @@ def masked_moments(query: Tensor, key: Tensor, query_mask: Tensor, key_mask: Ten
         True
     """
     wide = torch.promote_types(query.dtype, torch.float32)
-    counts, means, covariances = [], [], []
-    for x, mask in ((query, query_mask), (key, key_mask)):
-        there = mask[:, None, None].to(wide)
-        count = there.sum(dim=-1, keepdim=True)
-        # Of nothing, nothing: zero over one.
-        mean = (x * there).sum(dim=-1, keepdim=True) / count.clamp_min(1)
-        deviations = (x - mean) * there
-        counts.append(count.flatten())
-        means.append(mean)
-        covariances.append(deviations @ deviations.transpose(-2, -1) / count.clamp_min(1))
-    in_sample = (counts[0] * counts[1]).unsqueeze(1)
+    (count, q, g), (key_count, k, f) = (_masked(x.to(wide), m) for x, m in ((query, query_mask), (key, key_mask)))
+    in_sample = (count * key_count).flatten(1)  # (N, 1)
     members = in_sample.sum()
-    sample_means = (means[0] * means[1]).sum(dim=(-2, -1))
-    within = (
-        _quadratic(covariances[0], means[1])
-        + _quadratic(covariances[1], means[0])
-        + (covariances[0] * covariances[1]).sum(dim=(-2, -1))
-    )
-    mean = (in_sample * sample_means).sum(dim=0) / members.clamp_min(1)
-    squares = (in_sample * (within + (sample_means - mean).square())).sum(dim=0)
-    return Moments(members, mean, squares)
+    means = (k * q).sum(dim=(-2, -1))
+    within = _quadratic(g, k) + _quadratic(f, q) + (f * g).sum(dim=(-2, -1))
+    mean = (in_sample * means).sum(dim=0) / members.clamp_min(1)
+    return Moments(members, mean, (in_sample * (within + (means - mean).square())).sum(dim=0))
+
+
+def _masked(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How many of (N, H, d, m) are there, (N, 1, 1, 1), their mean and their covariance; of nothing, zero."""
+    there = mask[:, None, None].to(x.dtype)
+    count = there.sum(dim=-1, keepdim=True)
+    mean = (x * there).sum(dim=-1, keepdim=True) / count.clamp_min(1)
+    deviations = (x - mean) * there
+    return count, mean, deviations @ deviations.transpose(-2, -1) / count.clamp_min(1)
 
 
 def _covariance(x: Tensor, mean: Tensor) -> Tensor:

@@ -74,17 +74,19 @@ def kronecker_attention(
     query, key, value = check_triple(query, key, value, num_heads, scale)
     if combine == "product":
         check_product_grid(query.shape[2:])
-    masks = (mask, key_mask)
-    per_axis = softmax == "per_axis"
+    masks, per_axis = (mask, key_mask), softmax == "per_axis"
     plan = make_plan(query, key, value, mode=mode, num_heads=num_heads, per_key=per_axis, masks=masks, backend=backend)
     query, key, value, (_, shares, key_shares) = apply_masks(query, key, value, mask, key_mask)
-    if plan.spread == "reference":
-        options: dict[str, Any] = {"softmax": softmax, "combine": combine, "mask": mask}
-        options["key_mask"] = mask if key is query else key_mask
-        return reference.kronecker_attention(
-            query, key, value, mode=mode, num_heads=num_heads, scale=scale, mean=mean, **options
-        )
     key_is_query, value_is_key = key is query, value is key
+    if plan.spread == "reference":
+        options: dict[str, Any] = {"mode": mode, "num_heads": num_heads, "scale": scale, "mean": mean}
+        options |= {
+            "softmax": softmax,
+            "combine": combine,
+            "mask": mask,
+            "key_mask": mask if key_is_query else key_mask,
+        }
+        return reference.kronecker_attention(query, key, value, **options)
     key_tokens, key = stages.pool(key, plan, key_shares)
     query = key if key_is_query else query
     values = key_tokens if value_is_key else stages.pool(value, plan, key_shares)[0]

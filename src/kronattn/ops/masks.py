@@ -16,11 +16,11 @@ from kronattn.ops.checks import check_grid_tensor, check_mask
 from kronattn.ops.fx import leaf_function
 from kronattn.ops.grid import wide_averages
 
-__all__ = ["NO_MASKS", "Masks", "apply_masks", "cleared", "pad_batch", "present", "weighted_mean"]
+__all__ = ["NO_MASKS", "Masks", "apply_masks", "axis_means", "cleared", "pad_batch", "present"]
 
 
 class Masks(NamedTuple):
-    """The query's (N, *grid) mask, and (N, sum(grid)) shares of the query's and of the key's tokens."""
+    """The query's (N, *grid) mask, and (N, sum(grid)) shares of the query's and of the key's tokens; all or none."""
 
     mask: Tensor | None = None
     shares: Tensor | None = None
@@ -68,20 +68,26 @@ def apply_masks(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Masks]:
     """Query, key and value without what masks leave out, which stay one tensor where they are, and tokens' shares."""
-    check_mask(mask, query, "mask", "query")
-    check_mask(key_mask, key, "key_mask", "key")
+    if mask is None and key_mask is None:
+        return query, key, value, NO_MASKS
     if key is query and key_mask is not None:
         raise ValueError("key_mask was given without a key of its own: self-attention has one mask, mask")
-    key_mask = mask if key is query else key_mask
+    mask = _checked(mask, query, "mask", "query")
+    key_mask = mask if key is query else _checked(key_mask, key, "key_mask", "key")
     cleared_query = cleared(query, mask)
     cleared_key = cleared_query if key is query else cleared(key, key_mask)
     cleared_value = cleared_key if value is key else cleared(value, key_mask)
-    return cleared_query, cleared_key, cleared_value, Masks(mask, _shares(mask, query), _shares(key_mask, key))
+    wide = torch.promote_types(query.dtype, torch.float32)
+    shares, key_shares = (wide_averages(each.unsqueeze(1).to(wide)).squeeze(1) for each in (mask, key_mask))
+    return cleared_query, cleared_key, cleared_value, Masks(mask, shares, key_shares)
 
 
-def _shares(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    wide = torch.promote_types(like.dtype, torch.float32)
-    return None if mask is None else wide_averages(mask.unsqueeze(1).to(wide)).squeeze(1)
+def _checked(mask: Tensor | None, x: Tensor, name: str, owner: str) -> Tensor:
+    """A mask of (N, C, *grid), which is true everywhere if none is given."""
+    if mask is None:
+        return torch.ones_like(x[:, 0], dtype=torch.bool)
+    check_mask(mask, x, name, owner)
+    return mask
 
 
 @leaf_function
@@ -96,10 +102,13 @@ def present(shares: Tensor) -> Tensor:
     return there | ~there.any(dim=1, keepdim=True)
 
 
-def weighted_mean(tokens: Tensor, shares: Tensor | None) -> Tensor:
-    """The mean over the positions of one axis's (N, size, C) tokens that hold data: (N, 1, C)."""
+def axis_means(tokens: Tensor, sizes: Sequence[int], shares: Tensor | None) -> list[Tensor]:
+    """The mean of each axis's part of (N, sum(sizes), C) tokens, over the positions that hold data: (N, 1, C) each."""
+    parts = tokens.split(list(sizes), dim=1)
     if shares is None:
-        return tokens.mean(dim=1, keepdim=True)
+        return [part.mean(dim=1, keepdim=True) for part in parts]
+    weights = [part.unsqueeze(2) for part in shares.split(list(sizes), dim=1)]
     # A sample without data has zeros to divide.
-    weights = shares / shares.sum(dim=1, keepdim=True).clamp_min(torch.finfo(shares.dtype).tiny)
-    return (tokens * weights.unsqueeze(2)).sum(dim=1, keepdim=True)
+    totals = [weight.sum(dim=1, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny) for weight in weights]
+    each = zip(parts, weights, totals, strict=True)
+    return [(part * weight).sum(dim=1, keepdim=True) / total for part, weight, total in each]

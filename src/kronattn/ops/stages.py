@@ -19,10 +19,10 @@ from kronattn.ops import matrix_products, torch_backend
 from kronattn.ops.attend import at_least_float32
 from kronattn.ops.autocast import without_autocast
 from kronattn.ops.checks import check_product_grid
-from kronattn.ops.coefficients import Moments, masked_moments, token_moments
+from kronattn.ops.coefficients import Moments, token_moments
 from kronattn.ops.compat import needs_dispatcher
 from kronattn.ops.fx import is_captured, leaf_function
-from kronattn.ops.masks import NO_MASKS, Masks, present, weighted_mean
+from kronattn.ops.masks import NO_MASKS, Masks, axis_means, present
 from kronattn.ops.plan import Plan
 from kronattn.ops.torch_backend import scaled
 
@@ -195,8 +195,7 @@ def masked_bias(bias: Tensor | None, shares: Tensor | None, num_heads: int) -> T
     """(N, num_heads, S): what keeps tokens that are not there from being attended to; without shares, ``bias``."""
     if shares is None:
         return bias
-    bias = torch.where(present(shares), shares.new_zeros(()), -torch.inf)
-    return bias.unsqueeze(1).expand(-1, num_heads, -1)
+    return torch.where(present(shares), shares.new_zeros(()), -torch.inf).unsqueeze(1).expand(-1, num_heads, -1)
 
 
 @leaf_function
@@ -225,17 +224,12 @@ def scaled_for_product(tokens: Tensor, like: Tensor, shares: Tensor | None = Non
     m is their mean and r² the mean of their squares, so that what is the same everywhere comes out as it is. One over
     the mean would do that too, and be boundless where the mean is nothing.
     """
-    grid = like.shape[2:]
-    check_product_grid(grid)
-    sizes = list(reversed(grid))
-    tokens = at_least_float32(tokens)
-    parts = tokens.split(sizes, dim=1)
-    weights = [None] * len(sizes) if shares is None else shares.split(sizes, dim=1)
-    axes = list(zip(parts, weights, strict=True))
-    mean = torch.stack([weighted_mean(part, weight) for part, weight in axes]).mean(dim=0)
-    squares = torch.stack([weighted_mean(part.square(), weight) for part, weight in axes]).mean(dim=0)
+    check_product_grid(like.shape[2:])
+    sizes, tokens = list(reversed(like.shape[2:])), at_least_float32(tokens)
+    mean, squares = (torch.stack(axis_means(x, sizes, shares)).mean(dim=0) for x in (tokens, tokens.square()))
     # All factors but one are about one then, which keeps the product of half precision within bounds.
-    return torch.cat([parts[0], tokens[:, sizes[0] :] * (mean / (squares + _SMALLEST_SQUARE))], dim=1)
+    factor = mean / (squares + _SMALLEST_SQUARE)
+    return torch.cat([tokens[:, : sizes[0]], tokens[:, sizes[0] :] * factor], dim=1)
 
 
 @leaf_function
@@ -251,9 +245,8 @@ def count_mean_once(tokens: Tensor, like: Tensor, plan: Plan, shares: Tensor | N
     if len(grid) == 2 and plan.pool == "triton" and shares is None:
         return cast(Tensor, _implementation("triton").count_mean_once(tokens, grid))
     sizes, excess = list(reversed(grid)), 1 - 1 / len(grid)
-    weights = [None] * len(sizes) if shares is None else shares.split(sizes, dim=1)
-    parts = zip(tokens.split(sizes, dim=1), weights, strict=True)
-    return torch.cat([torch.sub(part, weighted_mean(part, weight), alpha=excess) for part, weight in parts], dim=1)
+    parts = zip(tokens.split(sizes, dim=1), axis_means(tokens, sizes, shares), strict=True)
+    return torch.cat([torch.sub(part, average, alpha=excess) for part, average in parts], dim=1)
 
 
 @leaf_function
@@ -276,9 +269,9 @@ def moments_of_positions(
         masks: which positions and keys count.
     """
     with without_autocast(query):
-        if masks.mask is not None or masks.key_shares is not None:
-            there = None if masks.mask is None else masks.mask.flatten(1)
-            return _moments_of_those_there(query.flatten(2), keys, num_heads, there, masks.key_shares), query, keys
+        if masks.mask is not None and masks.key_shares is not None:
+            there = masks.mask.flatten(1), masks.key_shares > 0
+            return torch_backend.moments(query, keys, num_heads=num_heads, there=there), query, keys
         if per_key or plan.spread == "torch":
             # The mean over all positions is that of the last axis's averages, which stand first.
             mean = None if query_tokens is None else query_tokens[:, : query.shape[-1]].mean(dim=1)
@@ -301,10 +294,9 @@ def moments_of_tokens(
     """Batch statistics of KAO_QKV's coefficients, of (N, M, C) and (N, S, C) tokens of ``like``'s grid; and both to go
     on with."""
     with without_autocast(queries):
-        if masks.mask is not None or masks.key_shares is not None:
-            there = None if masks.shares is None else masks.shares > 0
-            columns = queries.transpose(1, 2)
-            return _moments_of_those_there(columns, keys, num_heads, there, masks.key_shares), queries, keys
+        if masks.shares is not None and masks.key_shares is not None:
+            there = masks.shares > 0, masks.key_shares > 0
+            return torch_backend.moments(queries.transpose(1, 2), keys, num_heads=num_heads, there=there), queries, keys
         if plan.spread == "triton" and not per_key:
             # To the kernel, tokens are a grid of one axis with channels side by side.
             found, columns, keys = _implementation("triton").moments(queries.transpose(1, 2), keys, num_heads=num_heads)
@@ -322,16 +314,6 @@ def normalise(
 ) -> Tensor:
     """The norm of the coefficients multiplied into keys by the kernel; see :mod:`kronattn.nn.coefficient_norm`."""
     return cast(Tensor, _implementation("triton").normalise(keys, weight, moments, running, **constants))
-
-
-def _moments_of_those_there(
-    query: Tensor, keys: Tensor, num_heads: int, there: Tensor | None, key_shares: Tensor | None
-) -> Moments:
-    """Of (N, C, m) queries and (N, S, C) keys; all count where nothing is said."""
-    there = torch.ones_like(query[:, 0], dtype=torch.bool) if there is None else there
-    key_there = torch.ones_like(keys[..., 0], dtype=torch.bool) if key_shares is None else key_shares > 0
-    heads = (num_heads, -1)
-    return masked_moments(query.unflatten(1, heads), keys.transpose(1, 2).unflatten(1, heads), there, key_there)
 
 
 def _are_few(queries: Tensor, keys: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kronattn.ops import grid
 from kronattn.ops.attend import at_least_float32, attend
-from kronattn.ops.coefficients import Moments, coefficient_moments
+from kronattn.ops.coefficients import Moments, coefficient_moments, masked_moments
 from kronattn.ops.fx import leaf_function
 
 __all__ = ["attend_tokens", "attention", "moments", "multiply_tokens", "pool", "spread", "spread_tokens"]
@@ -107,16 +107,26 @@ def _laid_out(tokens: Tensor, like: Tensor) -> Tensor:
     return tokens.contiguous().transpose(1, 2) if like.stride(1) == 1 else tokens.transpose(1, 2).contiguous()
 
 
-def moments(query: Tensor, keys: Tensor, *, num_heads: int = 1, per_key: bool = False, query_mean: Tensor | None = None
-) -> Moments:  # fmt: skip
+def moments(
+    query: Tensor,
+    keys: Tensor,
+    *,
+    num_heads: int = 1,
+    per_key: bool = False,
+    query_mean: Tensor | None = None,
+    there: tuple[Tensor, Tensor] | None = None,
+) -> Moments:
     """Batch statistics of the coefficients of (N, C, *grid) queries and (N, S, C) keys, for each head (and key).
 
-    ``query_mean`` is (N, C), each sample's mean query where it is known already: it saves a pass.
+    ``query_mean`` is (N, C), each sample's mean query where it is known already: it saves a pass. ``there`` says which
+    positions and keys count.
     """
     heads = (num_heads, -1)
     mean = None if query_mean is None else query_mean.unflatten(1, heads).unsqueeze(3)
-    key_columns = keys.transpose(1, 2).unflatten(1, heads)
-    return coefficient_moments(query.flatten(2).unflatten(1, heads), key_columns, per_key=per_key, query_mean=mean)
+    columns, key_columns = query.flatten(2).unflatten(1, heads), keys.transpose(1, 2).unflatten(1, heads)
+    if there is not None:
+        return masked_moments(columns, key_columns, *there)
+    return coefficient_moments(columns, key_columns, per_key=per_key, query_mean=mean)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, num_heads: int, key_bias: Tensor | None) -> Tensor:
