@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--how", default="eager,compiled,graphs", help="of the networks")
     parser.add_argument("--works", default="inference,training")
     parser.add_argument("--networks", default="torchvision,kanet_kv,kanet_qkv")
-    parser.add_argument("--heads", default="attn,kao_kv,kao_qkv")
+    parser.add_argument("--heads", default="attn,attn_fused,kao_kv,kao_qkv")
     parser.add_argument("--batch", type=int, default=256, help="of the networks")
     parser.add_argument("--size", type=int, default=513, help="of the images whose features the heads read")
     parser.add_argument("--rounds", type=int, default=7)
@@ -185,8 +185,14 @@ def _head(name: str, work: str, size: int) -> Any:
 
     torch.manual_seed(0)
     positions = -(-size // 8)
-    kinds: dict[str, Any] = {"attn": DenseSegmentationHead, "kao_kv": KroneckerSegmentationHead}
-    head = kinds[name](2048, 21) if name in kinds else KroneckerSegmentationHead(2048, 21, "qkv")
+    if name == "attn":
+        from kronattn.tables.segmentation.candidates import MaterialisedSegmentationHead  # of this tree alone
+
+        head: torch.nn.Module = MaterialisedSegmentationHead(2048, 21)
+    elif name == "attn_fused":
+        head = DenseSegmentationHead(2048, 21)
+    else:
+        head = KroneckerSegmentationHead(2048, 21, name.removeprefix("kao_"))
     head = head.cuda().to(torch.bfloat16).train(work == "training")
     x = torch.randn(8, 2048, positions, positions, device="cuda", dtype=torch.bfloat16)
     x = x.to(memory_format=torch.channels_last).requires_grad_(work == "training")

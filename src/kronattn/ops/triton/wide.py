@@ -18,8 +18,9 @@ from torch import Tensor
 from kronattn.ops import matrix_products
 from kronattn.ops.coefficients import Moments
 from kronattn.ops.triton.blocks import launch
+from kronattn.ops.triton.layout import on_device
 from kronattn.ops.triton.moments import finish_moments
-from kronattn.ops.triton.tuning import ceil_div
+from kronattn.ops.triton.tuning import ceil_div, power_of_two
 
 __all__ = ["centred", "moments", "softmax"]
 
@@ -30,7 +31,7 @@ _PROGRAMS = 528
 
 def centred(keys: Tensor, dtype: torch.dtype) -> Tensor:
     """As :func:`kronattn.ops.matrix_products.centred`."""
-    return _Centred.apply(keys, dtype)
+    return _Centred.apply(keys, dtype) if _records(keys) else _centre_keys(keys, dtype)
 
 
 def moments(matrix: Tensor, count: int) -> tuple[Moments, Tensor]:
@@ -41,7 +42,11 @@ def moments(matrix: Tensor, count: int) -> tuple[Moments, Tensor]:
 
 def softmax(matrix: Tensor, count: int) -> Tensor:
     """As :func:`kronattn.ops.matrix_products.softmax`."""
-    return _Softmax.apply(matrix, count)
+    return _Softmax.apply(matrix, count) if _records(matrix) else _softmax(matrix, count)[..., :count]
+
+
+def _records(x: Tensor) -> bool:
+    return torch.is_grad_enabled() and x.requires_grad
 
 
 @triton.jit
@@ -154,15 +159,15 @@ def softmax_backward_kernel(
 def _blocks(matrix: Tensor) -> tuple[int, int, int]:
     """Columns, and how many rows and columns a program takes at a time."""
     width = matrix.shape[-1]
-    block = max(16, triton.next_power_of_2(width))
+    block = max(16, power_of_two(width))
     return width, max(1, _TILE // block), block
 
 
 def _centre(x: Tensor, output: Tensor, count: int, *, backward: bool) -> Tensor:
     batch, channels = x.shape[0], x.shape[2]
-    block = min(64, triton.next_power_of_2(channels))
+    block = min(64, power_of_two(channels))
     padded = x.shape[1] if backward else output.shape[1]
-    with torch.cuda.device_of(x):
+    with on_device(x):
         launch(
             centre_kernel, (batch, ceil_div(channels, block)), (x, output), (*x.stride(), count, padded),
             channels, 32, block, backward,
@@ -170,13 +175,26 @@ def _centre(x: Tensor, output: Tensor, count: int, *, backward: bool) -> Tensor:
     return output
 
 
+def _centre_keys(keys: Tensor, dtype: torch.dtype) -> Tensor:
+    batch, count, channels = keys.shape
+    rows = torch.empty((batch, matrix_products.padded(count), channels), dtype=dtype, device=keys.device)
+    return _centre(keys, rows, count, backward=False)
+
+
+def _softmax(matrix: Tensor, count: int) -> Tensor:
+    width, block_rows, block = _blocks(matrix)
+    rows, output = matrix.numel() // width, torch.empty_like(matrix)
+    with on_device(matrix):
+        tensors = matrix, output
+        launch(softmax_kernel, (ceil_div(rows, block_rows),), tensors, (rows, count), width, block_rows, block)
+    return output
+
+
 class _Centred(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, keys: Tensor, dtype: torch.dtype) -> Tensor:
-        batch, count, channels = keys.shape
-        ctx.count, ctx.dtype = count, keys.dtype
-        rows = torch.empty((batch, matrix_products.padded(count), channels), dtype=dtype, device=keys.device)
-        return _centre(keys, rows, count, backward=False)
+        ctx.count, ctx.dtype = keys.shape[1], keys.dtype
+        return _centre_keys(keys, dtype)
 
     @staticmethod
     def backward(ctx: Any, d_rows: Tensor) -> tuple[Tensor, None]:
@@ -195,7 +213,7 @@ class _Moments(torch.autograd.Function):
         per_program = ceil_div(ceil_div(rows, _PROGRAMS), block_rows) * block_rows
         programs = ceil_div(rows, per_program)
         parts = torch.empty((programs, 4), dtype=torch.float32, device=matrix.device)
-        with torch.cuda.device_of(matrix):
+        with on_device(matrix):
             launch(
                 matrix_moments_kernel, (programs,), (matrix, parts), (rows, per_program, count),
                 width, block_rows, block,
@@ -223,7 +241,7 @@ class _Moments(torch.autograd.Function):
         width, block_rows, block = _blocks(matrix)
         rows, output = matrix.numel() // width, torch.empty_like(matrix)
         received = matrix if d_matrix is None else d_matrix.contiguous()
-        with torch.cuda.device_of(matrix):
+        with on_device(matrix):
             launch(
                 matrix_moments_backward_kernel, (ceil_div(rows, block_rows),),
                 (matrix, mean, mean if d_mean is None else d_mean, d_squares, received, output),
@@ -236,11 +254,7 @@ class _Moments(torch.autograd.Function):
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, count: int) -> Tensor:
-        width, block_rows, block = _blocks(matrix)
-        rows, output = matrix.numel() // width, torch.empty_like(matrix)
-        with torch.cuda.device_of(matrix):
-            tensors = matrix, output
-            launch(softmax_kernel, (ceil_div(rows, block_rows),), tensors, (rows, count), width, block_rows, block)
+        output = _softmax(matrix, count)
         ctx.save_for_backward(matrix, output)
         return output[..., :count]
 
@@ -254,7 +268,7 @@ class _Softmax(torch.autograd.Function):
         width, block_rows, block = _blocks(matrix)
         rows, d_matrix = matrix.numel() // width, torch.empty_like(matrix)
         d_softmax = d_softmax.contiguous()
-        with torch.cuda.device_of(matrix):
+        with on_device(matrix):
             launch(
                 softmax_backward_kernel, (ceil_div(rows, block_rows),), (output, d_softmax, d_matrix),
                 (rows, d_softmax.shape[-1], d_softmax.shape[-1]), width, block_rows, block,
