@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -22,26 +23,27 @@ from tests.ops.cases import LARGE, TOLERANCE, random_cases, relative_error
 
 # Of the kernels' own tests: sums of a few more terms than the operators'.
 KERNELS = 2e-5
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def kept_keys(layer, case: LayerCase, dtype: torch.dtype):
+def kept_keys(layer, case: LayerCase, dtype: torch.dtype, device: str):
     """What dropout multiplies each key's coefficients by, (N, num_heads, S), in the call after the same seed."""
     if layer.dropout is None:
         return None
     torch.manual_seed(case.seed)
-    ones = torch.ones(3, sum(case.key_grid or case.grid) * layer.num_heads, 4 // layer.num_heads, dtype=dtype)
-    kept = layer.dropout(ones)[..., 0].unflatten(1, (-1, layer.num_heads))
-    return kept.transpose(1, 2).double()
+    keys, channels = sum(case.key_grid or case.grid), 4 // layer.num_heads
+    kept = layer.dropout(torch.ones(3, keys * layer.num_heads, channels, dtype=dtype, device=device))
+    return kept[..., 0].unflatten(1, (-1, layer.num_heads)).transpose(1, 2).double().cpu()
 
 
 def gradients(layer, output, leaves):
     weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     wanted = [*leaves, *layer.parameters()]
-    found = torch.autograd.grad((output * weights.to(output.dtype)).sum(), wanted, allow_unused=True)
+    found = torch.autograd.grad((output * weights.to(output)).sum(), wanted, allow_unused=True)
     return [torch.zeros_like(x) if g is None else g for g, x in zip(found, wanted, strict=True)]
 
 
-def check(case: LayerCase, dtype: torch.dtype, tolerance: float, **stages: str) -> None:
+def check(case: LayerCase, dtype: torch.dtype, tolerance: float, device: str = "cpu", **stages: str) -> None:
     layer = case.layer()
     tensors, masks = case.inputs()
     # Whatever stands where nothing is must not matter.
@@ -49,22 +51,23 @@ def check(case: LayerCase, dtype: torch.dtype, tolerance: float, **stages: str) 
         for x in xs if name in masks else ():
             x[(~masks[name]).unsqueeze(1).expand_as(x)] = 100.0
     leaves = [x.requires_grad_() for x in tensors]
-    exact = expected(layer, leaves, masks, kept_keys(layer, case, dtype))
+    exact = expected(layer, leaves, masks, kept_keys(layer, case, dtype, device))
     if case.residual:
         added = leaves[0] if "mask" not in masks else leaves[0] * masks["mask"].unsqueeze(1)
         exact = exact + added
     exact_gradients = gradients(layer, exact, leaves)
 
-    ours = copy.deepcopy(layer).to(dtype)
-    copies = [x.detach().to(dtype).requires_grad_() for x in leaves]
+    ours = copy.deepcopy(layer).to(device, dtype)
+    copies = [x.detach().to(device, dtype).requires_grad_() for x in leaves]
+    masks = {name: mask.to(device) for name, mask in masks.items()}
     torch.manual_seed(case.seed)
     with override_plan(**stages):
         y = ours(*copies, residual=copies[0] if case.residual else None, **masks)
-    assert relative_error(y, exact, 0.1) <= tolerance
+    assert relative_error(y.cpu(), exact, 0.1) <= tolerance
     found = gradients(ours, y, copies)
     floor = max([0.1, *(g.abs().max().item() for g in exact_gradients)])
     for actual, gradient in zip(found, exact_gradients, strict=True):
-        assert relative_error(actual, gradient, floor) <= tolerance
+        assert relative_error(actual.cpu(), gradient, floor) <= tolerance
 
 
 class TestCombinations:
@@ -77,12 +80,12 @@ class TestCombinations:
 
         run()
 
-    @pytest.mark.skipif(not interpreted() and not torch.cuda.is_available(), reason="no GPU and no interpreter")
+    @pytest.mark.skipif(DEVICE == "cpu" and not interpreted(), reason="neither a GPU nor Triton's interpreter")
     def test_triton(self):
         @given(case=layer_cases())
         @random_cases(12)
         def run(case):
-            check(case, torch.float32, KERNELS, pool="triton", spread="triton")
+            check(case, torch.float32, KERNELS, DEVICE, pool="triton", spread="triton")
 
         run()
 
@@ -235,7 +238,7 @@ class TestCompilers:
             pytest.importorskip(library, reason=f"{library} is not installed")
         import onnxruntime
 
-        for mode, masked in calls_of(name):
+        for mode, masked in calls_of(name) if LARGE else calls_of(name)[-1:]:
             layer = Masked(built(name, mode)).eval() if masked else built(name, mode).eval()
             sizes = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
             mask_sizes = dict.fromkeys((0, 1, 2), torch.export.Dim.DYNAMIC)
@@ -284,6 +287,18 @@ def test_statistics_count_what_is_there(mode):
     y.sum().backward()
     assert all(x.grad.isfinite().all() for x in (batch, *layer.parameters()))
     assert torch.equal(layer.norm.running_var, before)
+
+
+@pytest.mark.parametrize("mode", ["kv", "qkv"])
+def test_gradients_of_gradients(mode):
+    layer = built("all", mode, channels=2, grid=(2, 3)).double().eval()
+    x = torch.randn(2, 2, 3, 2, dtype=torch.float64, requires_grad=True)
+    mask = torch.ones(2, 3, 2, dtype=torch.bool)
+    mask[1, 1:] = False
+    for masks in ({}, {"mask": mask}):
+        call = functools.partial(layer, **masks)
+        assert torch.autograd.gradcheck(call, x, fast_mode=True)
+        assert torch.autograd.gradgradcheck(call, x, fast_mode=True)
 
 
 class TestMeaning:
@@ -444,3 +459,24 @@ def test_repr_and_plan():
         plan = layer.plan(X, masked=True)
     assert (plan.pool, plan.spread) == ("triton", "torch")
     assert plan.reason == "a mask: the kernels' bias of keys is the same for all samples"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", ["all", *ALONE])
+def test_half_precision_on_a_gpu(name, masked):
+    """Where the planner picks the kernels: output and the input's gradient near those of float32 on the CPU."""
+    for mode in modes_of(name):
+        layer, x = built(name, mode, channels=16).eval(), torch.randn(2, 16, 13, 11, requires_grad=True)
+        mask = torch.rand(2, 13, 11) < 0.7 if masked else None
+        exact = layer(x, residual=x, mask=mask)
+        (gradient,) = torch.autograd.grad(exact.square().sum(), x)
+        there = x.detach().to("cuda", memory_format=torch.channels_last).requires_grad_()
+        layer = layer.cuda()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            assert layer.plan(there, masked=masked).spread == ("torch" if masked else "triton")
+            y = layer(there, residual=there, mask=None if mask is None else mask.cuda())
+        assert relative_error(y.float().cpu(), exact) < 0.06
+        (found,) = torch.autograd.grad(y.float().square().sum(), there)
+        assert relative_error(found.cpu(), gradient) < 0.1
