@@ -40,7 +40,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     works = given.works.split(",")
     networks: list[tuple[str, ...]] = [
-        ("network", *case) for case in product(given.networks.split(","), works, given.how.split(","))
+        ("network", *case) for case in product(filter(None, given.networks.split(",")), works, given.how.split(","))
     ]
     heads: list[tuple[str, ...]] = (
         [("head", *case, "eager") for case in product(given.heads.split(","), works)] if given.heads else []
