@@ -41,7 +41,7 @@ def compare(
 
     Example: kronattn compare --config recipes/digits.yaml --models mobilenetv2,kanet_kv --seeds 0-4 epochs=5
     """
-    from kronattn.tables.rendering import to_rich
+    from kronattn.present import to_rich
     from kronattn.tables.training import comparison_table, draw_comparison
     from kronattn.training.comparison import measure_alone, parse_seeds, plan, run_all, summarise
     from kronattn.training.recipe import load_recipe, recipe_yaml, without_places

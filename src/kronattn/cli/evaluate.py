@@ -70,7 +70,7 @@ def evaluate(
     if json:
         print_json(found)
         return
-    from kronattn.tables.rendering import to_rich
+    from kronattn.present import to_rich
     from kronattn.tables.training import scores_table
 
     console.print(to_rich(scores_table(found), width=console.width))

@@ -30,7 +30,7 @@ def explain(
     Example: kronattn explain church.jpg --weights kanet_kv --at 120,80 --output church.html
     """
     from kronattn.data.prepare import prepare_image, require_torchvision, seen_part
-    from kronattn.tables.rendering import require_matplotlib
+    from kronattn.present import require_matplotlib
 
     require_torchvision("explain")
     require_matplotlib("explain")

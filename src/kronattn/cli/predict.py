@@ -50,7 +50,7 @@ def predict(
     from kronattn.measure import resolve_device
     from kronattn.models.files import load_model
     from kronattn.predict import list_images, predict_files, results_csv, results_json, results_table
-    from kronattn.tables.rendering import to_rich
+    from kronattn.present import to_rich
 
     if output is not None:
         if output.suffix.lower() not in (".csv", ".json"):

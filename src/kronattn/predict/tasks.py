@@ -10,7 +10,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from kronattn.predict.legend import class_name, colours_of
+from kronattn.present.legend import class_name, colours_of
 
 if TYPE_CHECKING:
     from PIL import Image

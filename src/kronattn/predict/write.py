@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kronattn.predict.legend import colours_of
 from kronattn.predict.run import Result
-from kronattn.tables.rendering import Cell, Column, Group, Table
+from kronattn.present import Cell, Column, Group, Table
+from kronattn.present.legend import colours_of
 
 if TYPE_CHECKING:
     from kronattn.models.files import Description

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kronattn.tables.rendering import Cell, Column, Group, Table, require_matplotlib
+from kronattn.present import Cell, Column, Group, Table, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
