@@ -24,6 +24,7 @@ ROOMS = [
     "data",
     "measure",
     "present",
+    "tasks",
     "training",
     "tables",
     "explain",

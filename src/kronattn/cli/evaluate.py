@@ -71,8 +71,8 @@ def evaluate(
         print_json(found)
         return
     from kronattn.present import to_rich
-    from kronattn.tables.training import scores_table
+    from kronattn.tasks import find_task
 
-    console.print(to_rich(scores_table(found), width=console.width))
+    console.print(to_rich(find_task(evaluated.description.task).scores_table(found), width=console.width))
     if found.get("skipped_images"):
         console.print(f"{found['skipped_images']} bad images left out, such as {found['skipped'][0]}", markup=False)
