@@ -20,11 +20,11 @@ def test_json_file_and_figure(capsys, tmp_path):
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads(path.read_text())
     names = ["aspp", "attn", "attn_fused", "kao_kv", "kao_qkv", "resize"]
-    assert [(row["size"], row["work"], row["head"]) for row in found["rows"]] == [
+    assert [(row["case"]["size"], row["work"], row["candidate"]) for row in found["rows"]] == [
         (size, work, name) for size in (17, 33) for work in ("inference", "training") for name in names
     ]
-    assert {row["batch"] for row in found["rows"]} == {2}
-    assert found["settings"] == {"sizes": [17, 33], "dtype": "float32", "channels_last": False}
+    assert {row["case"]["batch"] for row in found["rows"]} == {2}
+    assert found["settings"] == {"dtype": "float32", "channels_last": False}
     assert figure.read_bytes()[1:4] == b"PNG"
 
 
