@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+import kronattn
 from kronattn.cli import main
 
 SMALL = ["bench", "heads", "--sizes", "17,33", "--channels", "16", "--classes", "3", "--seconds", "0.01"]
@@ -34,6 +36,16 @@ def test_table(capsys):
     for text in ("What the heads cost", "17²", "33²", "KAO_KV", "resize"):
         assert text in out
     assert "ASPP" not in out
+
+
+def test_this_tree_against_itself(capsys):
+    """In processes: the head that materialises its coefficients is the base, and of this tree alone."""
+    tree = Path(kronattn.__file__).parent.parent
+    arguments = ["--names", "attn,kao_qkv", "--sizes", "17", "--work", "training", "--against", str(tree)]
+    assert main([*SMALL, *arguments, "--rounds", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "kao_qkv (old)" in out
+    assert "Left out" not in out
 
 
 @pytest.mark.parametrize(

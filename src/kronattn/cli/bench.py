@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +28,7 @@ from kronattn.cli.options import (
 from kronattn.cli.output import console, print_json, progress, write_atomically
 from kronattn.cli.train import CONTEXT, overrides_of
 
-__all__ = ["app", "export", "heads", "insert", "loader", "networks", "operators", "show_files"]
+__all__ = ["app", "export", "heads", "insert", "loader", "networks", "operators", "show_files", "training"]
 
 app = typer.Typer(no_args_is_help=True, help="Speed against peers, as ratios within one run.")
 
@@ -276,3 +277,40 @@ def insert(
 
     check_outputs(output)
     show(bench_insert(examples, seconds=seconds, track=measuring), json=json, output=output)
+
+
+@app.command()
+def training(
+    imagenette: Annotated[str, typer.Option(help="Where Imagenette lies: a pattern of .tar files.")] = "",
+    camvid: Annotated[str, typer.Option(help="Where CamVid lies.")] = "",
+    parts: Annotated[
+        str, typer.Option(help="Of whole, compare, camvid, speeds, steps, seeds, before, compare_mps; in this order.")
+    ] = "whole,compare,camvid,speeds,steps,seeds,before",
+    until: Annotated[float, typer.Option(help="Seconds after which no further part begins.")] = 570,
+    epochs: Annotated[int, typer.Option(min=1, help="Of Imagenette's runs.")] = 60,
+    compare_epochs: Annotated[int, typer.Option(min=1, help="Of the comparison's runs.")] = 12,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs of the comparison side by side.")] = 4,
+    settings: Annotated[list[str], typer.Option(help="Of every run, for a trial: accelerator=cpu.")] = [],  # noqa: B006
+    json: Json = False,
+    output: Output = None,
+) -> None:
+    """Training on a GPU from start to weights, by the wall clock of whole commands, and where a step's time goes.
+
+    The file is written after every part: a run that is cut short leaves what it has.
+
+    Example: kronattn bench training --imagenette 'imagenette-144-*.tar' --camvid camvid.tar --output training.json
+    """
+    from kronattn.bench.training import Wanted, bench_training, goals
+    from kronattn.cli.options import show_tables
+    from kronattn.present import tabulate
+
+    check_outputs(output)
+    wanted = Wanted(imagenette, camvid, epochs, compare_epochs, jobs, settings)
+    found: dict[str, object] = {}
+    told = partial(typer.echo, err=True)
+    for so_far in bench_training(wanted, parts.split(","), until=until, told=told):
+        found = {"command": " ".join(["kronattn", *sys.argv[1:]]), **so_far}
+        if output is not None:
+            write_atomically(output, json_module.dumps(found, indent=1) + "\n")
+    table = tabulate("Training", {"": lambda row: row[0], "found": lambda row: row[1]}, goals(found))
+    show_tables([table], found if json else None)

@@ -7,6 +7,7 @@ nothing that came later than the networks and heads themselves.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -79,7 +80,8 @@ def network_call(
 
 
 def head_call(
-    name: str,
+    build: str,
+    mode: str | None,
     work: str,
     *,
     batch: int,
@@ -90,15 +92,14 @@ def head_call(
     dtype: str = "float32",
     channels_last: bool = False,
 ) -> Callable[[], Any]:
-    """A function that runs a segmentation head on features that are there already."""
-    from kronattn.models.deeplab import HEADS
-
+    """A function that runs a segmentation head, "module:Class", on features that are there already."""
     torch.manual_seed(0)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     # Post-ReLU, as a backbone's are.
     features = torch.randn(batch, channels, grid, grid).relu().to(device, getattr(torch, dtype))
     features = features.contiguous(memory_format=layout)
-    head = HEADS[name](channels, num_classes).to(device, features.dtype, memory_format=layout)  # type: ignore[call-overload]
+    head: Any = resolve_name(build)(channels, num_classes, *([mode] if mode else []))
+    head = head.to(device, features.dtype, memory_format=layout)
     if work == "training":
         return training_of(head.train(), features)
     head.eval()

@@ -27,15 +27,14 @@ def main() -> None:
     for line in sys.stdin:
         question = json.loads(line)
         try:
-            with torch.inference_mode():
-                if question == "prepare":
-                    call = _prepare(job)
-                    answer: Any = "ready"
-                elif question == "memory":
-                    answer = _memory(call, job)
-                else:
-                    answer = _time(call, question, job)
-                _finish(job)
+            if question == "prepare":
+                call = _prepare(job)
+                answer: Any = "ready"
+            elif question == "memory":
+                answer = _memory(call, job)
+            else:
+                answer = _time(call, question, job)
+            _finish(job)
         except Exception as error:  # whatever it is, the others are to be measured
             answer = {"failed": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
         print(json.dumps(answer), file=answers, flush=True)
@@ -43,13 +42,14 @@ def main() -> None:
 
 def _prepare(job: dict[str, Any]) -> Any:
     call = runpy.run_path(job["file"])[job["function"]](**job["arguments"])
-    if job["how"] == "graphs":
-        call = _captured(call)
+    # Weights were made outside of inference mode, which training has to leave; calls run inside of it.
+    call = _captured(call) if job["how"] == "graphs" else torch.inference_mode()(call)
     for _ in range(3):
         call()
     return call
 
 
+@torch.no_grad()
 def _captured(call: Any) -> Any:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

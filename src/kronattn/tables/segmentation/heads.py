@@ -23,6 +23,14 @@ WORKS = ("inference", "training")
 # What all of them are followed by: scores brought to the size of the image. Measured for comparison.
 RESIZE = "resize"
 _MEMORY_BUDGET = 4 * 10**9
+# What a process of its own builds, by names that earlier source trees have as well.
+_CLASSES = {
+    "aspp": "kronattn.nn:AtrousPyramidHead",
+    "attn": "kronattn.tables.segmentation:MaterialisedSegmentationHead",
+    "attn_fused": "kronattn.nn:DenseSegmentationHead",
+    "kao_kv": "kronattn.nn:KroneckerSegmentationHead kv",
+    "kao_qkv": "kronattn.nn:KroneckerSegmentationHead qkv",
+}
 
 
 def measure_heads(
@@ -100,8 +108,10 @@ def measure_heads(
 
     def job(name: str, way: Way) -> Job:
         case = Case(**way.case)
+        build, _, mode = _CLASSES[name.removesuffix(OLD)].partition(" ")
         arguments = {
-            "name": HEADS[name.removesuffix(OLD)].network.removeprefix("deeplabv2_"),
+            "build": build,
+            "mode": mode,
             "work": way.work,
             "batch": case.batch,
             "grid": case.grid,
@@ -119,10 +129,10 @@ def measure_heads(
     if against is None:
         names = [*heads, *([RESIZE] if with_resize else [])]
         return compare("heads", names, ways, prepare, base="attn", limit=limit, count=count, seconds=seconds, **shared)
-    # The regular head that materialises its coefficients is no head of a network: the fused one is the base.
-    names = [one for name in heads if not HEADS[name].materialises for one in (name, name + OLD)]
+    # The regular head that materialises its coefficients is the base, and is the same in all trees.
+    names = [one for name in heads for one in ([name] if HEADS[name].materialises else [name, name + OLD])]
     turn = seconds / rounds / len(names)
-    return compare_in_processes("heads", names, ways, job, base="attn_fused", rounds=rounds, seconds=turn, **shared)
+    return compare_in_processes("heads", names, ways, job, base="attn", rounds=rounds, seconds=turn, **shared)
 
 
 class _Resize(nn.Module):
