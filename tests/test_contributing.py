@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kronattn.cli import main
+from kronattn.tables.operators import OPERATORS, Case, measure_operators, operator_tables
 from kronattn.tasks import TASKS
 
 CONTRIBUTING = Path(__file__).resolve().parent.parent / "CONTRIBUTING.md"
@@ -18,6 +19,19 @@ def example(section: str) -> str:
     """The Python of one section, all blocks together."""
     text = CONTRIBUTING.read_text().split(f"## {section}\n")[1].split("\n## ")[0]
     return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+
+
+def test_an_operator_of_every_table_is_a_line(capsys):
+    try:
+        exec(example("How to add an operator to the tables"), {})
+        assert (
+            main(["bench", "operators", "--operators", "copy,mean", "--shapes", "1x8x4x4", "--seconds", "0.001"]) == 0
+        )
+        assert "mean" in capsys.readouterr().out
+        found = measure_operators([Case((6, 6))], seconds=0.01)
+        assert "mean" in [row[0].text for table in operator_tables(found) for row in table.rows]
+    finally:
+        del OPERATORS["mean"]
 
 
 @pytest.fixture

@@ -54,24 +54,24 @@ def headline() -> list[Table]:
         return f"{round_significant(value_of(cpu.ratio(row)))}× ({printed(row, 'speedup')})"
 
     lines: dict[str, Callable[[str], str]] = {
-        "multiply-adds of the operator, 56×56 positions, of regular attention's": lambda mode: (
+        "operator: multiply-adds over regular attention's, 56×56 positions": lambda mode: (
             f"{cpu.share(operator(mode), figure='madd'):.2%}"
         ),
-        "its speed on two CPU threads over regular attention (the paper's)": over_regular,
-        "over PyTorch's fused attention": lambda mode: (
+        "operator: speed-up over materialised attention, CPU, 2 threads (paper)": over_regular,
+        "operator: speed-up over PyTorch's fused attention, CPU, 2 threads": lambda mode: (
             f"{round_significant(value_of(cpu.ratio(operator(mode), 'attn_fused')))}×"
         ),
-        f"its time on a GPU in copies of the tensor, (64, 64, 56, 56); flash attention: {in_copies('attn_fused')}": (
+        f"operator: time over that of `x.clone()`, GPU, (64, 64, 56, 56); flash attention: {in_copies('attn_fused')}": (
             lambda mode: in_copies(f"kao_{mode}")
         ),
-        f"the network's multiply-adds; MobileNetV2: {counted['mobilenetv2']['madd'] / 1e6:.1f}m": lambda mode: (
+        f"network: multiply-adds; MobileNetV2: {counted['mobilenetv2']['madd'] / 1e6:.1f}m": lambda mode: (
             f"{counted[f'kanet_{mode}']['madd'] / 1e6:.1f}m"
         ),
-        "its images a second over torchvision's MobileNetV2, GPU, training / inference": lambda mode: both(
+        "network: images a second over torchvision's MobileNetV2, GPU, eager, training / inference": lambda mode: both(
             lambda work: speed(eager, f"kanet_{mode}", work)
         ),
-        "both compiled": lambda mode: both(lambda work: speed(compiled, f"kanet_{mode}", work)),
-        "a segmentation head's speed over regular attention's, 513×513 images, GPU, training / inference": (
+        "network: the same, both compiled": lambda mode: both(lambda work: speed(compiled, f"kanet_{mode}", work)),
+        "segmentation head: speed-up over materialised attention, GPU, 513×513 images, training / inference": (
             lambda mode: both(lambda work: head(mode, work))
         ),
     }

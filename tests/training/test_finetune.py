@@ -102,7 +102,7 @@ def test_from_mobilenetv2_in_a_file(tmp_path):
     [
         (
             ["model.weights=kanet_kw"],
-            "model.weights: kanet_kw is neither a file nor a network that comes with weights: did",
+            "model.weights: kanet_kw is neither a file nor a network that comes with",
         ),
         (["freeze_epochs=-1"], "freeze_epochs must be at least 0, not -1"),
         (["freeze_epochs=1", "devices=2"], "freeze_epochs is for one device"),
