@@ -23,9 +23,6 @@ from kronattn.tables.operators.table import printed
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 
-MODES = {"kv": "KAO_KV, KANet_KV", "qkv": "KAO_QKV, KANet_QKV"}
-TEXT = Column("", numeric=False)
-
 
 def headline() -> list[Table]:
     """What either operator, and the network built on it, comes to: a line for each question."""
@@ -75,9 +72,11 @@ def headline() -> list[Table]:
             lambda mode: both(lambda work: head(mode, work))
         ),
     }
-    columns: dict[str | Column, Callable[[Any], str]] = {TEXT: lambda line: line[0]}
-    for mode, title in MODES.items():
-        columns[title] = lambda line, mode=mode: line[1](mode)  # type: ignore[misc]
+    columns = {
+        "": lambda line: line[0],
+        "KAO_KV, KANet_KV": lambda line: line[1]("kv"),
+        "KAO_QKV, KANet_QKV": lambda line: line[1]("qkv"),
+    }
     return [tabulate("", columns, lines.items(), notes=[f"{environment(cpu)} {environment(gpu)}"])]
 
 
@@ -156,7 +155,7 @@ def exports() -> list[Table]:
     def difference(at: int) -> Callable[[dict[str, Any]], str]:
         return lambda row: f"{row['differences'][at]['largest']:.1e}"
 
-    columns: dict[str, Callable[[Any], str]] = {
+    columns = {
         "": lambda row: f"`{row['network']}`",
         **{f"{height} × {width}": difference(at) for at, (height, width) in enumerate(sizes)},
         "largest output": lambda row: f"{max(one['largest_output'] for one in row['differences']):.2f}",
@@ -185,8 +184,8 @@ def converters() -> list[Table]:
 def graphs() -> list[Table]:
     """Training compiled, without and with CUDA graphs."""
     found = read("training-graphs-h200")
-    columns: dict[str | Column, Callable[[Any], str]] = {
-        TEXT: lambda row: f"`{row['model']}`",
+    columns = {
+        "": lambda row: f"`{row['model']}`",
         Column("`compile`", numeric=False): lambda row: f"`{str(row['compile']).lower()}`",
         "images a second": lambda row: f"{row['images_per_second']:,.0f}",
         "waiting for data": lambda row: f"{row['waiting_for_data']:.1%}",
@@ -244,7 +243,7 @@ def evaluated(name: str, **told: tuple[str, str]) -> Callable[[], list[Table]]:
 
 def int8() -> list[Table]:
     """The packaged networks in 8 bits."""
-    columns: dict[str, Callable[[Any], str]] = {
+    columns = {
         "": lambda row: f"`{row['model']}`",
         "float32": lambda row: f"{row['accuracy']['pytorch']:.2%}",
         "8 bits": lambda row: f"{row['accuracy']['int8']:.2%}",

@@ -73,7 +73,8 @@ def bench_networks(
 
     def prepare(name: str, way: Way) -> Call:
         call = calls.network_call(name, way.work, how=way.how, **fixed)
-        return Call(replayed(lambda _: call(), [None]) if way.how == "graphs" else call)
+        with torch.no_grad():
+            return Call(replayed(lambda _: call(), [None]) if way.how == "graphs" else call)
 
     def job(name: str, way: Way) -> Job:
         arguments = {"name": name.removesuffix(OLD), "work": way.work, "how": way.how, **fixed}

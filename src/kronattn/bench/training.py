@@ -45,16 +45,13 @@ class Wanted:
     settings: Sequence[str] = field(default_factory=list)
 
 
-def bench_training(
-    wanted: Wanted, parts: Sequence[str], *, until: float = 570, told: Callable[[str], None] = print
-) -> Iterator[dict[str, Any]]:
+def bench_training(wanted: Wanted, parts: Sequence[str], *, until: float = 570) -> Iterator[dict[str, Any]]:
     """Run the parts one after another, and give back everything found so far after each.
 
     Args:
         wanted: data and lengths.
         parts: names in ``PARTS``.
         until: seconds after which no further part begins.
-        told: is given a line at a time of what happens.
     """
     for name in parts:
         if name not in PARTS:
@@ -70,13 +67,11 @@ def bench_training(
         if spent > until:
             found[name] = f"left out: {spent:.0f} s were spent"
         else:
-            told(f"--- {name}, after {spent:.0f} s")
             with tempfile.TemporaryDirectory() as folder:
                 try:
                     found[name] = PARTS[name](wanted, Path(folder))
                 except (Exception, SystemExit) as error:  # the other parts are still of use
                     found[name] = {"failed": str(error)[-2000:]}
-        told(json.dumps(found[name], indent=1)[:3000])
         yield found
 
 

@@ -291,6 +291,7 @@ def training(
     compare_epochs: Annotated[int, typer.Option(min=1, help="Of the comparison's runs.")] = 12,
     jobs: Annotated[int, typer.Option(min=1, help="Runs of the comparison side by side.")] = 4,
     settings: Annotated[list[str], typer.Option(help="Of every run, for a trial: accelerator=cpu.")] = [],  # noqa: B006
+    quiet: Quiet = False,
     json: Json = False,
     output: Output = None,
 ) -> None:
@@ -307,8 +308,10 @@ def training(
     check_outputs(output)
     wanted = Wanted(imagenette, camvid, epochs, compare_epochs, jobs, settings)
     found: dict[str, object] = {}
-    told = partial(typer.echo, err=True)
-    for so_far in bench_training(wanted, parts.split(","), until=until, told=told):
+    for so_far in bench_training(wanted, parts.split(","), until=until):
+        if not quiet:
+            name, part = list(so_far.items())[-1]
+            typer.echo(f"--- {name}: {json_module.dumps(part, indent=1)[:3000]}", err=True)
         found = {"command": " ".join(["kronattn", *sys.argv[1:]]), **so_far}
         if output is not None:
             write_atomically(output, json_module.dumps(found, indent=1) + "\n")

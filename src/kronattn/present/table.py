@@ -71,7 +71,7 @@ class Table:
 
 def tabulate(
     title: str,
-    columns: Mapping[str | Column, Callable[[Any], Cell | str | None]],
+    columns: Mapping[Any, Callable[[Any], Cell | str | None]],
     rows: Iterable[Any],
     *,
     group: Callable[[Any], str] = lambda row: "",
@@ -81,7 +81,7 @@ def tabulate(
 
     Args:
         title: of the table.
-        columns: by heading. The first names the record; the others hold numbers, unless given as a :class:`Column`.
+        columns: by heading. The first names the record; the others hold numbers unless a :class:`Column` says so.
             A function that returns None has nothing to say; a column that says nothing for any record is left out.
         rows: the records.
         group: the title of a record's group; records of one group follow each other.
