@@ -11,6 +11,7 @@ import pytest
 
 import kronattn
 from kronattn.cli import main
+from kronattn.models.registry import packaged_names
 from tests.trained import photo, weights_file
 
 COMMANDS = [
@@ -20,10 +21,11 @@ COMMANDS = [
     *(["bench", "insert"], ["bench", "training"], ["bench", "show"]),
     *(["list", "models"], ["list", "recipes"], ["list", "weights"]),
 ]
-LONG = [one for one in COMMANDS if one[0] not in ("compare", "demo", "explain", "list") and one[-1] != "show"]
+LONG = [one for one in COMMANDS if one[0] not in ("demo", "explain", "list") and one[-1] != "show"]
 ON_A_DEVICE = [
     *(
         ["train"],
+        ["compare"],
         ["evaluate"],
         ["predict"],
         ["explain"],
@@ -108,7 +110,8 @@ def test_list_recipes(capsys):
 def test_list_weights(capsys):
     assert main(["list", "weights", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["weights"]
-    assert [one["name"] for one in found] == ["kanet_kv", "kanet_qkv_as_printed"]
+    assert [one["name"] for one in found] == packaged_names()
+    assert found[0]["name"] == "kanet_kv"
     assert "church" in found[0]["classes"]
     assert main(["list", "weights"]) == 0
     assert "church" in capsys.readouterr().out

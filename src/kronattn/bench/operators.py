@@ -17,6 +17,7 @@ from kronattn.measure import Call, Comparison, Row, Way, compare, replayed
 from kronattn.present import Table, format_ratio, format_significant, require_matplotlib, tabulate
 from kronattn.present.charts import COLOURS, tidy
 from kronattn.tables.operators import OPERATORS, Case
+from kronattn.tables.operators.candidates import with_call
 
 __all__ = [
     "OPERATORS",
@@ -80,12 +81,12 @@ def bench_operators(
     if operators is None:
         operators = [
             name
-            for name, operator in OPERATORS.items()
-            if not operator.compiled and (device.type == "cuda" or name not in ("kao_kv", "kao_qkv"))
+            for name in with_call()
+            if not OPERATORS[name].compiled and (device.type == "cuda" or name not in ("kao_kv", "kao_qkv"))
         ]
     for name in operators:
-        if name not in OPERATORS:
-            raise ValueError(f"operators must be among {', '.join(OPERATORS)}, not {name!r}")
+        if name not in with_call():
+            raise ValueError(f"operators must be among {', '.join(with_call())}, not {name!r}")
     ways = [
         Way(_case(shape), work, how)
         for shape in shapes
@@ -117,6 +118,7 @@ def bench_operators(
             count = max(2, math.ceil(_ROTATED / (math.prod(shape) * dtype.itemsize)))
             count = min(count, 24 if scratch(name, way) < 2**28 else 2)
         inputs, gradients = (_random(shape, count, device, dtype, channels_last, seed) for seed in (0, 1))
+        assert operator.call is not None
         call = operator.call
         if operator.compiled:
             if compiled_for != [way]:

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import typer
@@ -98,12 +98,16 @@ def train(
 @contextmanager
 def _nothing_half_written(folder: Path) -> Iterator[None]:
     """Take a new run's folder away again where bad input ends it before its first checkpoint."""
-    new = not folder.exists()
+    # The folder itself, then those around it that are new with it.
+    new = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         yield
     except (ValueError, TypeError, OSError, ModuleNotFoundError):
         if new and not (folder / "last.ckpt").exists():
             shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # another run has come into them meanwhile
+                for place in new[1:]:
+                    place.rmdir()
         raise
 
 

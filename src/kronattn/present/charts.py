@@ -29,8 +29,17 @@ COLOURS = {
     "kao_qkv_compiled": "#f6ad55",
     "kao_kv": "#2b6cb0",
     "kao_qkv": "#dd6b20",
+    "kao_qkv_as_printed": "#9c4221",
 }
-_MARKERS = {"aspp": "s", "attn": "o", "attn_pool": "s", "attn_fused": "D", "kao_kv": "^", "kao_qkv": "v"}
+_MARKERS = {
+    "kao_qkv_as_printed": "1",
+    "aspp": "s",
+    "attn": "o",
+    "attn_pool": "s",
+    "attn_fused": "D",
+    "kao_kv": "^",
+    "kao_qkv": "v",
+}
 
 
 @dataclass

@@ -49,8 +49,8 @@ def _highlights(found: Comparison) -> list[Highlight]:
     regular = [row for row in found.measured if row.candidate == "attn"]
     largest = max(regular, key=lambda row: Case.of(row.case).positions, default=None)
     highlights = []
-    for name in OPERATORS:
-        row = found.find(name, largest) if largest is not None and name.startswith("kao") else None
+    for name in ("kao_kv", "kao_qkv"):
+        row = None if largest is None else found.find(name, largest)
         if row is not None and (speedup := found.ratio(row)) is not None:
             fused = found.ratio(row, "attn_fused")
             label = f"{OPERATORS[name].label} over regular attention at {Case.of(row.case).label}"
