@@ -13,7 +13,7 @@ from kronattn.measure import count_madd
 from kronattn.models import DeepLabV2, load_backbone_weights, task_of
 from kronattn.models.deeplab.backbones import BACKBONES, build_backbone
 from kronattn.models.kanet import KANet, Row
-from kronattn.models.registry import MODELS
+from kronattn.models.registry import MODELS, TASKS
 from kronattn.nn import AttnSkipModule, BaseSkipModule
 
 NAMES = ("deeplabv2_aspp", "deeplabv2_attn", "deeplabv2_kao_kv", "deeplabv2_kao_qkv")
@@ -56,13 +56,13 @@ def with_statistics(module: nn.Module) -> nn.Module:
 class TestNames:
     def test_every_name_has_a_task(self):
         assert kronattn.list_models() == list(MODELS)
-        assert kronattn.list_models("segmentation") == list(NAMES)
-        assert sorted(kronattn.list_models("segmentation") + kronattn.list_models("classification")) == sorted(MODELS)
+        assert kronattn.list_models("segmentation") == [*NAMES, "unet"]
+        assert sorted(name for task in TASKS for name in kronattn.list_models(task)) == sorted(MODELS)
         assert {task_of(name) for name in NAMES} == {"segmentation"}
         assert task_of("kanet_kv") == "classification"
 
     def test_bad_names(self):
-        with pytest.raises(ValueError, match="task must be classification or segmentation, not 'detection'"):
+        with pytest.raises(ValueError, match="task must be classification, segmentation, volumes, not 'detection'"):
             kronattn.list_models("detection")
         with pytest.raises(ValueError, match="unknown model 'deeplabv2_kao': did you mean"):
             task_of("deeplabv2_kao")

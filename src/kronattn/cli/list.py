@@ -23,7 +23,7 @@ def _list() -> None: ...
 
 @app.command()
 def models(
-    task: str | None = typer.Option(None, help="classification or segmentation. Default: both."),
+    task: str | None = typer.Option(None, help="classification, segmentation or volumes. Default: all."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
 ) -> None:
     """The networks, what each is for, and whether weights come with it.

@@ -30,6 +30,10 @@ class Plan:
     folder: Path
 
     @property
+    def options(self) -> Mapping[str, Any]:
+        return {}
+
+    @property
     def name(self) -> str:
         return f"{self.recipe.model.label}, seed {self.recipe.seed}"
 

@@ -16,7 +16,9 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from kronattn.data.joint import JointSettings
+from kronattn.data.spectrogram_augment import SpectrogramSettings
 from kronattn.data.transforms import ImageSettings
+from kronattn.data.volume_augment import VolumeSettings
 from kronattn.names import near_names
 from kronattn.nn.context_registry import check_context
 
@@ -31,6 +33,10 @@ __all__ = [
     "ScheduleSettings",
     "SegmentationData",
     "SegmentationRecipe",
+    "SpectrogramData",
+    "SpectrogramRecipe",
+    "VolumeData",
+    "VolumeRecipe",
     "list_recipes",
     "load_recipe",
     "recipe_path",
@@ -115,6 +121,23 @@ class SegmentationData(DataSettings):
 
 
 @dataclass
+class SpectrogramData(DataSettings):
+    """Spectrograms in folds, with a class each; ``fold`` is the one that is tested, the next one validates."""
+
+    name: str = "spectrograms"
+    fold: int = 1
+    images: SpectrogramSettings = field(default_factory=SpectrogramSettings)
+
+
+@dataclass
+class VolumeData(DataSettings):
+    """Volumes with a label for each voxel; ``images`` is how both are prepared."""
+
+    name: str = "nifti"
+    images: VolumeSettings = field(default_factory=VolumeSettings)
+
+
+@dataclass
 class OptimiserSettings:
     """How weights move.
 
@@ -192,7 +215,7 @@ class Recipe:
 
     task: str = "classification"
     model: ModelSettings = field(default_factory=ModelSettings)
-    data: ClassificationData | SegmentationData = field(default_factory=ClassificationData)
+    data: Any = field(default_factory=ClassificationData)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     epochs: int = 100
@@ -250,8 +273,30 @@ class SegmentationRecipe(Recipe):
     data: SegmentationData = field(default_factory=SegmentationData)
 
 
+@dataclass
+class SpectrogramRecipe(Recipe):
+    """How a network learns to name sounds by their spectrograms."""
+
+    task: str = "spectrograms"
+    data: SpectrogramData = field(default_factory=SpectrogramData)
+
+
+@dataclass
+class VolumeRecipe(Recipe):
+    """How a network learns to label voxels."""
+
+    task: str = "volumes"
+    model: ModelSettings = field(default_factory=lambda: ModelSettings("unet3d"))
+    data: VolumeData = field(default_factory=VolumeData)
+
+
 # What a recipe's ``task`` may be, and the settings that follow from it.
-RECIPES: dict[str, type[Recipe]] = {"classification": ClassificationRecipe, "segmentation": SegmentationRecipe}
+RECIPES: dict[str, type[Recipe]] = {
+    "classification": ClassificationRecipe,
+    "segmentation": SegmentationRecipe,
+    "spectrograms": SpectrogramRecipe,
+    "volumes": VolumeRecipe,
+}
 
 
 def load_recipe(path: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
@@ -360,7 +405,7 @@ def _split(override: str) -> tuple[str, str]:
 
 def _kind(task: str) -> type[Recipe]:
     if task not in RECIPES:
-        raise ValueError(f"task must be {' or '.join(RECIPES)}, not {task!r}")
+        raise ValueError(f"task must be one of {', '.join(RECIPES)}, not {task!r}")
     return RECIPES[task]
 
 
