@@ -128,7 +128,7 @@ class KroneckerAttention(GridAttention):
         values = values if self.layer_scale is None else self.layer_scale(values)
         if self.mode == "qkv":
             query_tokens = key_tokens if key_is_query else stages.pool(query, plan)[0]
-            mixed = self._mix_tokens(map_tokens(self.query_map, query_tokens, query), keys, values, query)
+            mixed = self._mix_tokens(map_tokens(self.query_map, query_tokens, query), keys, values, query, plan)
         else:
             mixed, query = self._mix_positions(query, keys, values, key_tokens if key_is_query else None, plan)
         if map_values is not None:
@@ -148,16 +148,18 @@ class KroneckerAttention(GridAttention):
                 queries, keys, values, plan, num_heads=self.num_heads, key_bias=bias, residual=residual
             )
         tokens = stages.attend_tokens(queries, keys, values, plan, num_heads=self.num_heads, key_bias=bias)
-        tokens = stages.count_mean_once(tokens, query) if self.mean == "once" else tokens
+        tokens = stages.count_mean_once(tokens, query, plan) if self.mean == "once" else tokens
         return stages.spread_tokens(tokens, query, plan, residual=residual)
 
-    def _mix_tokens(self, queries: Tensor, keys: Tensor, values: Tensor, like: Tensor) -> Mixed:
+    def _mix_tokens(self, queries: Tensor, keys: Tensor, values: Tensor, like: Tensor, plan: Plan) -> Mixed:
         """KAO_QKV's middle stage: queries are (N, sum(grid), C) tokens too."""
         moments = None
         if self.uses_batch_statistics:
             per_key = self.coefficient_norm == "batch_per_key"
-            moments = stages.moments_of_tokens(queries, keys, like, num_heads=self.num_heads, per_key=per_key)
-        keys, bias = self._normalised(keys, moments)
+            moments, queries, keys = stages.moments_of_tokens(
+                queries, keys, like, plan, num_heads=self.num_heads, per_key=per_key
+            )
+        keys, bias = self._normalised(keys, moments, plan)
         return Mixed(queries, keys, bias, values)
 
     def _mix_positions(
@@ -174,9 +176,9 @@ class KroneckerAttention(GridAttention):
             else:
                 queries, query_tokens = map_positions(self.query_map, query), None
         if isinstance(plan, Plan) and plan.spread == "matrix_products":
-            return self._mix_materialised(queries, keys, values), query
+            return self._mix_materialised(queries, keys, values, plan), query
         if self.uses_batch_statistics:
-            moments, normed = stages.moments_of_positions(
+            moments, normed, keys = stages.moments_of_positions(
                 queries,
                 keys,
                 plan,
@@ -186,19 +188,20 @@ class KroneckerAttention(GridAttention):
             )
             query = normed if queries is query else query
             queries = normed
-        keys, bias = self._normalised(keys, moments)
+        keys, bias = self._normalised(keys, moments, plan)
         return Mixed(queries, keys, bias, values), query
 
-    def _mix_materialised(self, queries: Tensor, keys: Tensor, values: Tensor) -> Mixed:
+    def _mix_materialised(self, queries: Tensor, keys: Tensor, values: Tensor, plan: Plan) -> Mixed:
         """The same for wide layers: the coefficients are materialised once, for their statistics and to go on with."""
         with without_autocast(queries):
-            coefficients, scale = matrix_products.coefficients(queries, keys), None
+            coefficients = matrix_products.coefficients(queries, keys)
             if self.norm is not None:
                 batch = self.uses_batch_statistics
-                scale, _ = self.norm(keys, matrix_products.moments(coefficients, keys.shape[1]) if batch else None)
-                coefficients = coefficients * scale.reshape(())
-            if self.observer is not None and scale is not None:
-                keys = keys * scale
+                moments = matrix_products.moments(coefficients, keys.shape[1]) if batch else None
+                if self.observer is not None:
+                    keys = keys * self.norm.scale_and_bias(moments)[0]
+                # What multiplies the keys multiplies the coefficients.
+                coefficients, _ = self.norm(coefficients, moments, plan)
         return Mixed(queries, keys, None, values, coefficients)
 
     def _folds_query_map(self, keys: Tensor, plan: Plan) -> bool:

@@ -9,6 +9,7 @@ coefficients' batch statistics and, for KAO_QKV, attention itself are here; line
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ __all__ = [
     "count_mean_once",
     "moments_of_positions",
     "moments_of_tokens",
+    "normalise",
     "pool",
     "scaled",
     "spread",
@@ -104,7 +106,7 @@ def attend_tokens(
 
 
 @leaf_function
-def count_mean_once(tokens: Tensor, like: Tensor) -> Tensor:
+def count_mean_once(tokens: Tensor, like: Tensor, plan: Plan) -> Tensor:
     """(N, sum(grid), P) tokens of ``like``'s grid whose outer sum has their mean once, not once for each axis.
 
     Every axis's tokens average to the mean of the whole, so their sum over d axes counts it d times: each axis gives
@@ -113,6 +115,8 @@ def count_mean_once(tokens: Tensor, like: Tensor) -> Tensor:
     grid = like.shape[2:]
     if len(grid) == 1:
         return tokens
+    if len(grid) == 2 and plan.pool == "triton":
+        return cast(Tensor, _implementation("triton").count_mean_once(tokens, grid))
     parts = tokens.split(list(reversed(grid)), dim=1)
     excess = 1 - 1 / len(grid)
     return torch.cat([torch.sub(part, part.mean(dim=1, keepdim=True), alpha=excess) for part in parts], dim=1)
@@ -127,8 +131,8 @@ def moments_of_positions(
     num_heads: int = 1,
     per_key: bool = False,
     query_tokens: Tensor | None = None,
-) -> tuple[Moments, Tensor]:
-    """Batch statistics of KAO_KV's coefficients, for each head (or key of each head), and ``query`` to go on with.
+) -> tuple[Moments, Tensor, Tensor]:
+    """Batch statistics of KAO_KV's coefficients, for each head (or key of each head); query and keys to go on with.
 
     Args:
         query: (N, C, *grid).
@@ -139,21 +143,35 @@ def moments_of_positions(
         if per_key or plan.spread == "torch":
             # The mean over all positions is that of the last axis's averages, which stand first.
             mean = None if query_tokens is None else query_tokens[:, : query.shape[-1]].mean(dim=1)
-            return torch_backend.moments(query, keys, num_heads=num_heads, per_key=per_key, query_mean=mean), query
+            found = torch_backend.moments(query, keys, num_heads=num_heads, per_key=per_key, query_mean=mean)
+            return found, query, keys
         return _implementation(plan.spread).moments(query, keys, num_heads=num_heads)
 
 
 @leaf_function
 def moments_of_tokens(
-    queries: Tensor, keys: Tensor, like: Tensor, *, num_heads: int = 1, per_key: bool = False
-) -> Moments:
-    """Batch statistics of KAO_QKV's coefficients, of (N, M, C) and (N, S, C) tokens of ``like``'s grid."""
+    queries: Tensor, keys: Tensor, like: Tensor, plan: Plan, *, num_heads: int = 1, per_key: bool = False
+) -> tuple[Moments, Tensor, Tensor]:
+    """Batch statistics of KAO_QKV's coefficients, of (N, M, C) and (N, S, C) tokens of ``like``'s grid; and both to go
+    on with."""
     with without_autocast(queries):
+        if plan.spread == "triton" and not per_key:
+            # To the kernel, tokens are a grid of one axis with channels side by side.
+            found, columns, keys = _implementation("triton").moments(queries.transpose(1, 2), keys, num_heads=num_heads)
+            return found, columns.transpose(1, 2), keys
         # One axis has as many tokens as positions. Sizes that are yet to be seen must not be asked about.
         few = like.dim() > 3 and (is_captured() or _are_few(queries, keys))
         if few and not per_key:
-            return token_moments(queries, keys, num_heads=num_heads)
-        return torch_backend.moments(queries.transpose(1, 2), keys, num_heads=num_heads, per_key=per_key)
+            return token_moments(queries, keys, num_heads=num_heads), queries, keys
+        found = torch_backend.moments(queries.transpose(1, 2), keys, num_heads=num_heads, per_key=per_key)
+        return found, queries, keys
+
+
+def normalise(
+    keys: Tensor, weight: Tensor, moments: Moments | None, running: tuple[Tensor, Tensor, Tensor], **constants: Any
+) -> Tensor:
+    """The norm of the coefficients multiplied into keys by the kernel; see :mod:`kronattn.nn.coefficient_norm`."""
+    return cast(Tensor, _implementation("triton").normalise(keys, weight, moments, running, **constants))
 
 
 def _are_few(queries: Tensor, keys: Tensor) -> bool:

@@ -289,9 +289,9 @@ def _apply(
     lowest, highest, clamps = clamp
     launch(
         apply_kernel, (blocks.programs * (blocks.channel_blocks + concat_blocks),),
-        x, x if concat is None else concat, y, mean, deviation, weight, bias,
-        rows, *distances, blocks.per_program, lowest, highest, eps, over, more_over, blocks.channel_blocks,
-        concat_blocks, blocks.rows, blocks.channels, is_variance, clamps, align,
+        (x, x if concat is None else concat, y, mean, deviation, weight, bias),
+        (rows, *distances, blocks.per_program, lowest, highest, eps, over, more_over, blocks.channel_blocks,
+         concat_blocks), blocks.rows, blocks.channels, is_variance, clamps, align,
         num_warps=blocks.warps,
     )  # fmt: skip
     return y
@@ -330,14 +330,15 @@ def _forward(
     parts = torch.empty((blocks.programs, 2, channels), dtype=torch.float32, device=x.device)
     launch(
         moments_kernel, (blocks.programs * blocks.channel_blocks,),
-        x, parts, rows, distance, blocks.per_program, over, blocks.channel_blocks, blocks.rows, blocks.channels, align,
+        (x, parts), (rows, distance, blocks.per_program, over, blocks.channel_blocks),
+        blocks.rows, blocks.channels, align,
         num_warps=blocks.warps,
     )  # fmt: skip
     mean, inverse = (torch.empty((channels,), dtype=torch.float32, device=x.device) for _ in range(2))
     launch(
         finish_moments_kernel, (ceil_div(channels, 16),),
-        parts, mean, inverse, running_mean, running_var, batches, blocks.programs, rows, blocks.per_program, momentum,
-        eps, channels, 128, 16,
+        (parts, mean, inverse, running_mean, running_var, batches),
+        (blocks.programs, rows, blocks.per_program, momentum, eps, channels), 128, 16,
     )  # fmt: skip
     return _apply(x, concat, mean, inverse, weight, bias, eps, clamp, is_variance=False), mean, inverse
 
@@ -355,16 +356,18 @@ def _backward(
     parts = torch.empty((blocks.programs, 2, channels), dtype=torch.float32, device=x.device)
     launch(
         gradient_sums_kernel, (blocks.programs * blocks.channel_blocks,),
-        x, d_y, parts, mean, inverse, weight, bias, rows, *distances, blocks.per_program, lowest, highest,
-        over, blocks.channel_blocks, blocks.rows, blocks.channels, clamps, align,
+        (x, d_y, parts, mean, inverse, weight, bias),
+        (rows, *distances, blocks.per_program, lowest, highest, over, blocks.channel_blocks),
+        blocks.rows, blocks.channels, clamps, align,
         num_warps=blocks.warps,
     )  # fmt: skip
-    launch(finish_sums_kernel, (ceil_div(2 * channels, 32),), parts, sums, blocks.programs, 2 * channels, 128, 32)
+    launch(finish_sums_kernel, (ceil_div(2 * channels, 32),), (parts, sums), (blocks.programs, 2 * channels), 128, 32)
     blocks = row_blocks(rows, channels, True)
     launch(
         input_gradient_kernel, (blocks.programs * blocks.channel_blocks,),
-        x, d_y, sums, mean, inverse, weight, bias, d_x, rows, *distances, over, blocks.per_program, lowest, highest,
-        over, blocks.channel_blocks, blocks.rows, blocks.channels, clamps, align,
+        (x, d_y, sums, mean, inverse, weight, bias, d_x),
+        (rows, *distances, over, blocks.per_program, lowest, highest, over, blocks.channel_blocks),
+        blocks.rows, blocks.channels, clamps, align,
         num_warps=blocks.warps,
     )  # fmt: skip
     return d_x, sums

@@ -13,8 +13,22 @@ import os
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-__all__ = ["LOG2E", "TRITON_DTYPES", "grid_offsets", "load_tokens", "matmul", "token_offsets"]
+from kronattn.ops.triton.launch import launch
+from kronattn.ops.triton.tuning import ceil_div
+
+__all__ = [
+    "LOG2E",
+    "TRITON_DTYPES",
+    "grid_offsets",
+    "load_tokens",
+    "matmul",
+    "parts_like",
+    "probe",
+    "sum_parts",
+    "token_offsets",
+]
 
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 # exp2 is the GPU's own exponential; logits are multiplied by this before it.
@@ -54,3 +68,46 @@ def load_tokens(tokens, b_s, b_d, count, C: tl.constexpr, D: tl.constexpr, DT: t
     """A (tokens, channels) tile of one head in dtype DT; zero past the end."""
     b_mask = (b_s < count)[:, None] & (b_d < D)[None, :]
     return tl.load(tokens + token_offsets(b_s, b_d, C), mask=b_mask, other=0.0).to(DT)
+
+
+def parts_like(splits: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Where programs write their parts of ``count`` sums: (splits, count), in float32 unless there is one part each."""
+    return torch.empty((splits, count), dtype=dtype if splits == 1 else torch.float32, device=device)
+
+
+@triton.jit
+def sum_parts_kernel(parts, addend, output, splits, count, HAS_ADDEND: tl.constexpr, BLOCK: tl.constexpr):
+    b_i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b_mask = b_i < count
+    b_sum = tl.zeros([BLOCK], tl.float32)
+    p_part = parts + b_i
+    for _ in range(splits):
+        b_sum += tl.load(p_part, mask=b_mask, other=0.0).to(tl.float32)
+        p_part += count
+    if HAS_ADDEND:
+        b_sum += tl.load(addend + b_i, mask=b_mask, other=0.0).to(tl.float32)
+    tl.store(output + b_i, b_sum.to(output.dtype.element_ty), mask=b_mask)
+
+
+def sum_parts(parts: Tensor, dtype: torch.dtype, addend: Tensor | None = None) -> Tensor:
+    """(splits, count) parts added up in a fixed order, plus a contiguous ``addend`` of as many elements."""
+    splits, count = parts.shape
+    if splits == 1 and addend is None and parts.dtype == dtype:
+        return parts[0]
+    output = torch.empty((count,), dtype=dtype, device=parts.device)
+    tensors = parts, parts if addend is None else addend, output
+    launch(sum_parts_kernel, (ceil_div(count, 1024),), tensors, (splits, count), addend is not None, 1024)
+    return output
+
+
+@triton.jit
+def probe_kernel(x):
+    tl.store(x, tl.load(x) + 1)
+
+
+def probe() -> None:
+    """Run the smallest kernel there is: whether Triton works on this machine. Raises whatever goes wrong."""
+    x = torch.zeros(1, device="cuda")
+    probe_kernel[(1,)](x)
+    if x.item() != 1:
+        raise RuntimeError("a kernel ran and gave a wrong result")
