@@ -27,7 +27,7 @@ from kronattn.study.settings import Part, Study
 
 __all__ = ["prepare_data"]
 
-_QUALITY = 92
+_QUALITY = 85
 
 Track = Callable[[Sequence[Any], str], Iterable[Any]]
 
