@@ -18,11 +18,11 @@ from torch import Tensor
 from kronattn.data.datasets import DecodedImages
 from kronattn.models import create_model
 from kronattn.models.files import Description
-from kronattn.training.classifier import Classifier
 from kronattn.training.device_step import DeviceStep
 from kronattn.training.image_data import ImageData
 from kronattn.training.optimisation import build_optimiser
 from kronattn.training.recipe import load_recipe
+from kronattn.training.task_module import TaskModule
 
 STAGES = ("augmentation", "forward", "backward", "optimiser", "moving average")
 CLASSES = [str(number) for number in range(10)]
@@ -44,7 +44,7 @@ def measure(name: str, device: torch.device) -> dict[str, float]:
     indices = torch.randint(IMAGES, (batch,), device=device)
     options = {"num_classes": len(CLASSES), **recipe.model.options}
     network = create_model(name, **options).to(device, memory_format=torch.channels_last)
-    module = Classifier(network, recipe, Description(name, options, CLASSES))
+    module = TaskModule(network, recipe, Description(name, options, CLASSES))
     optimiser = build_optimiser(network, recipe.optimiser, capturable=True)
     values = [parameter.detach() for parameter in network.parameters()]
     averages = [value.clone() for value in values]

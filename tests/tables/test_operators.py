@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kronattn.nn import DenseAttention
+from kronattn.present import format_percent
 from kronattn.tables.operators import (
     OPERATORS,
     PRINTED,
@@ -20,7 +21,6 @@ from kronattn.tables.operators import (
 )
 from kronattn.tables.operators.candidates import BuiltAttention, FusedAttention
 from kronattn.tables.operators.measurement import _madd_of_one_sample
-from kronattn.tables.rendering import format_percent
 
 MADD = {
     "attn": (627_200, 9_884_672, 157_552_640),

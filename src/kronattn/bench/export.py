@@ -13,7 +13,7 @@ from kronattn.export.runtime import run_onnx
 from kronattn.measure import describe_environment, time_calls
 from kronattn.models.files import Description
 from kronattn.models.registry import create_model
-from kronattn.tables.rendering import Cell, Column, Group, Table, format_significant
+from kronattn.present import Cell, Column, Group, Table, format_significant
 
 __all__ = ["BASE", "DEFAULT_NETWORKS", "RUNTIMES", "Latency", "bench_export", "latency_table", "to_json"]
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from kronattn.measure import describe_environment, peak_memory, time_calls
 from kronattn.models.registry import CLASSIFIERS, create_model
-from kronattn.tables.rendering import Cell, Column, Group, Table, format_significant
+from kronattn.present import Cell, Column, Group, Table, format_significant
 
 __all__ = ["BASE", "DEFAULT_NETWORKS", "Settings", "Speed", "bench_networks", "speed_table", "to_json"]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from kronattn.bench import peers
 from kronattn.measure import describe_environment
 from kronattn.ops.kronecker import kronecker_attention
-from kronattn.tables.rendering import Cell, Column, Group, Table, format_ratio, format_significant, require_matplotlib
+from kronattn.present import Cell, Column, Group, Table, format_ratio, format_significant, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

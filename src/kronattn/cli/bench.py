@@ -57,7 +57,7 @@ def networks(
         to_json,
     )
     from kronattn.measure import resolve_device, resolve_dtype
-    from kronattn.tables.rendering import to_rich
+    from kronattn.present import to_rich
 
     works = _choices(work, "--work", ("inference", "training"))
     hows = _choices(how, "--how", ("eager", "compiled"))
@@ -110,7 +110,7 @@ def operators(
         to_json,
     )
     from kronattn.measure import resolve_device, resolve_dtype
-    from kronattn.tables.rendering import to_rich
+    from kronattn.present import to_rich
 
     if figure is not None:
         check_figure(figure, "--figure")
@@ -202,7 +202,7 @@ def heads(
     """
     from kronattn.bench.heads import HEADS, WORKS, Case, draw_heads, head_table, measure_heads, parse_sizes, to_json
     from kronattn.measure import resolve_device, resolve_dtype
-    from kronattn.tables.rendering import to_rich
+    from kronattn.present import to_rich
 
     works = _choices(work, "--work", WORKS)
     chosen = parse_sizes(sizes)
@@ -255,7 +255,7 @@ def export(
     from kronattn.bench.export import DEFAULT_NETWORKS, RUNTIMES, bench_export, latency_table, to_json
     from kronattn.export.runtime import require_onnx
     from kronattn.models.registry import MODELS
-    from kronattn.tables.rendering import to_rich
+    from kronattn.present import to_rich
 
     chosen = _choices(runtimes, "--runtimes", RUNTIMES)
     names = [name.strip() for name in models.split(",") if name.strip()] or list(DEFAULT_NETWORKS)

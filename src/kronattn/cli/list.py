@@ -95,7 +95,7 @@ def _show(found: dict[str, object], heads: Sequence[str], rows: Sequence[Sequenc
     if json:
         print_json(found)
         return
-    from kronattn.tables.rendering import Cell, Column, Group, Table, to_rich
+    from kronattn.present import Cell, Column, Group, Table, to_rich
 
     columns = [Column(head, numeric=False) for head in heads]
     table = Table("", columns, [Group("", [[Cell(text) for text in row] for row in rows])])

@@ -29,8 +29,8 @@ def report(
     """
     # Imported here, so that a sub-command loads what it needs and no more.
     from kronattn.measure import describe_environment, resolve_device, resolve_dtype
+    from kronattn.present import require_matplotlib, to_rich
     from kronattn.report import SECTIONS, Settings, render_page
-    from kronattn.tables.rendering import require_matplotlib, to_rich
 
     if output.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--output must end in .html, got {output}")

@@ -38,6 +38,7 @@ def study(
     """
     import torch
 
+    from kronattn.present import require_matplotlib, to_rich
     from kronattn.study.costs import measure_costs
     from kronattn.study.page import study_page
     from kronattn.study.prepare import prepare_data
@@ -46,7 +47,6 @@ def study(
     from kronattn.study.settings import load_study
     from kronattn.study.summary import summarise_study
     from kronattn.study.tables import part_table
-    from kronattn.tables.rendering import require_matplotlib, to_rich
 
     whole = load_study(file)
     chosen = whole.chosen([name.strip() for name in only.split(",") if name.strip()])

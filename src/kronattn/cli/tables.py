@@ -34,6 +34,7 @@ def operators(
     """
     # Imported here, so that a sub-command loads what it needs and no more.
     from kronattn.measure import resolve_device, resolve_dtype
+    from kronattn.present import to_rich
     from kronattn.tables.operators import (
         CASES,
         QUICK_CASES,
@@ -42,7 +43,6 @@ def operators(
         operator_tables,
         to_json,
     )
-    from kronattn.tables.rendering import to_rich
 
     on, of = resolve_device(device), resolve_dtype(dtype)
     if memory_budget is not None and not memory_budget > 0:
@@ -79,8 +79,8 @@ def networks(
 
     Example: kronattn tables networks --json
     """
+    from kronattn.present import to_rich
     from kronattn.tables.networks import measure_networks, network_tables, to_json
-    from kronattn.tables.rendering import to_rich
 
     measured = measure_networks(track=lambda rows: progress(rows, "Counting"))
     if json:
@@ -117,7 +117,7 @@ def segmentation(
     """
     from kronattn.bench.heads import parse_sizes
     from kronattn.measure import resolve_device, resolve_dtype
-    from kronattn.tables.rendering import to_rich
+    from kronattn.present import to_rich
     from kronattn.tables.segmentation import (
         Case,
         count_networks,

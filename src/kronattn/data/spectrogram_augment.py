@@ -16,6 +16,7 @@ class SpectrogramSettings:
 
     Args:
         size: frequencies and times of every picture.
+        fold: the one that is tested; the next one validates, the others train.
         shift: by how much of the length a sound is moved in time at most; what leaves at one end comes in at the other.
         bands: how many bands of frequencies, and as many of times, are blanked (SpecAugment).
         band: the widest band, as a share of the axis.
@@ -25,6 +26,7 @@ class SpectrogramSettings:
     """
 
     size: tuple[int, int] = (64, 216)
+    fold: int = 1
     shift: float = 0.5
     bands: int = 1
     band: float = 0.2

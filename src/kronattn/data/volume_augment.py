@@ -28,6 +28,15 @@ class VolumeSettings:
     crop: tuple[int, int, int] = (32, 48, 32)
     intensity: float = 0.1
 
+    @property
+    def mean(self) -> tuple[float]:
+        """Nothing is left to subtract: each volume is standardised by itself."""
+        return (0.0,)
+
+    @property
+    def std(self) -> tuple[float]:
+        return (1.0,)
+
     def __post_init__(self) -> None:
         if min(self.crop) < 1:
             raise ValueError(f"crop must be three lengths from 1 up, not {self.crop}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kronattn.present import Cell, Column, Group, Table, format_significant, to_html
 from kronattn.tables.operators import OPERATORS, Case, measure_operators
-from kronattn.tables.rendering import Cell, Column, Group, Table, format_significant, to_html
 
 __all__ = ["cost_html"]
 

@@ -19,7 +19,6 @@ __all__ = [
     "CLASSIFIERS",
     "MODELS",
     "PACKAGED_TAG",
-    "TASKS",
     "create_model",
     "list_models",
     "packaged_names",
@@ -28,8 +27,10 @@ __all__ = [
 ]
 
 CLASSIFIERS: dict[str, Callable[..., nn.Module]] = {name: partial(KANet, name) for name in VARIANTS}
-TASKS = {"classification": CLASSIFIERS, "segmentation": {**SEGMENTERS, **UNETS}, "volumes": UNET_VOLUMES}
-MODELS: dict[str, Callable[..., nn.Module]] = {name: build for task in TASKS.values() for name, build in task.items()}
+_BY_TASK = {"classification": CLASSIFIERS, "segmentation": {**SEGMENTERS, **UNETS}, "volumes": UNET_VOLUMES}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    name: build for networks in _BY_TASK.values() for name, build in networks.items()
+}
 
 _WEIGHTS = Path(__file__).parent.parent / "weights"
 # What the packaged weights were trained on, which is their tag in timm.
@@ -53,9 +54,9 @@ def list_models(task: str | None = None) -> list[str]:
         >>> list_models("segmentation")
         ['deeplabv2_aspp', 'deeplabv2_attn', 'deeplabv2_kao_kv', 'deeplabv2_kao_qkv', 'unet']
     """
-    if task is not None and task not in TASKS:
-        raise ValueError(f"task must be {', '.join(TASKS)}, not {task!r}")
-    return list(MODELS if task is None else TASKS[task])
+    if task is not None and task not in _BY_TASK:
+        raise ValueError(f"task must be {', '.join(_BY_TASK)}, not {task!r}")
+    return list(MODELS if task is None else _BY_TASK[task])
 
 
 def task_of(name: str) -> str:
@@ -67,7 +68,7 @@ def task_of(name: str) -> str:
         'segmentation'
     """
     _check_name(name)
-    return next(task for task, builders in TASKS.items() if name in builders)
+    return next(task for task, builders in _BY_TASK.items() if name in builders)
 
 
 def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kronattn.present import format_ratio
 from kronattn.report.section import Content, Drawing, Highlight, Settings
 from kronattn.tables.operators import (
     CASES,
@@ -12,7 +13,6 @@ from kronattn.tables.operators import (
     measure_operators,
     operator_tables,
 )
-from kronattn.tables.rendering import format_ratio
 
 __all__ = ["build"]
 

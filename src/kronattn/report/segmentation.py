@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kronattn.present import format_ratio
 from kronattn.report.section import Content, Drawing, Highlight, Settings
-from kronattn.tables.rendering import format_ratio
 from kronattn.tables.segmentation import (
     HEADS,
     Case,

@@ -13,6 +13,8 @@ from kronattn.measure import describe_environment, peak_memory, time_calls
 from kronattn.models.files import build_model
 from kronattn.study.plan import FINAL, Run
 from kronattn.study.settings import Part, Study
+from kronattn.training.data import load_data_module
+from kronattn.training.run import describe
 
 __all__ = ["measure_costs"]
 
@@ -39,10 +41,11 @@ def _measure_part(study: Study, part: Part, data: Path, device: torch.device, se
         recipe = Run(part, study.layers[name], FINAL, 0, part.folds[0] if part.folds else None).recipe(data, None)
         if classes is None:
             # The data is the same for all: it is read once.
-            classes = part.task.data(recipe.data, recipe.batch_size)
-        description = part.task.describe(recipe, classes)
+            classes = load_data_module(part.task)(recipe.data, recipe.batch_size)
+        description = describe(recipe, part.task, classes)
         network = build_model(description.model, description.options).to(device).eval()
-        x = torch.randn(batch, *description.sample_shape, device=device)
+        shape = part.task.example(description).shape[1:]
+        x = torch.randn(batch, *shape, device=device)
         if recipe.channels_last:
             layout = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
             network, x = network.to(memory_format=layout), x.to(memory_format=layout)
@@ -51,7 +54,7 @@ def _measure_part(study: Study, part: Part, data: Path, device: torch.device, se
         calls[name] = _captured(call) if device.type == "cuda" else call
     timings = time_calls(calls, device=device, seconds=seconds)
     described = describe_environment(device)
-    what = f"a forward pass of {batch} × {'×'.join(map(str, description.sample_shape))}"
+    what = f"a forward pass of {batch} × {'×'.join(map(str, shape))}"
     how = f"{what}, bfloat16, as a CUDA graph" if half else f"{what}, float32, {described['threads']} threads"
     return {
         "name": described["device"],

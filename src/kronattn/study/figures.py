@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kronattn.tables.rendering import require_matplotlib
+from kronattn.present import require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

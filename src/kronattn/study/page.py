@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from kronattn.present import figure_bytes, to_html
 from kronattn.study.figures import draw_costs, draw_gains
 from kronattn.study.summary import summarise_study
 from kronattn.study.tables import part_table, sweep_table
 from kronattn.study.words import advice, findings
-from kronattn.tables.rendering import figure_bytes, to_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -54,7 +54,7 @@ class Run:
             options["context_options"] = dict(self.layer.options)
         settings = replace(base.data, path=str(data / self.part.path))
         if self.fold is not None:
-            settings = replace(settings, fold=self.fold)
+            settings = replace(settings, images=replace(settings.images, fold=self.fold))
         return replace(
             base,
             model=replace(base.model, context=self.layer.context, options=options),

@@ -13,9 +13,9 @@ import yaml
 
 from kronattn.names import near_names
 from kronattn.nn.context_registry import check_context
+from kronattn.tasks import Task, find_task
 from kronattn.training.comparison import parse_seeds
 from kronattn.training.recipe import Recipe, load_recipe
-from kronattn.training.tasks import TASKS, Task
 
 __all__ = ["Layer", "Part", "Study", "load_study"]
 
@@ -86,13 +86,13 @@ class Part:
     def base(self) -> Recipe:
         """The recipe before a layer, a seed, a fold and a learning rate are put into it."""
         recipe = load_recipe(self.recipe, list(_overrides(self.settings)))
-        if self.folds and not hasattr(recipe.data, "fold"):
+        if self.folds and not hasattr(recipe.data.images, "fold"):
             raise ValueError(f"data.{self.name}.folds are for spectrograms, and {self.recipe} is for {recipe.task}")
         return recipe
 
     @property
     def task(self) -> Task:
-        return TASKS[self.base.task]
+        return find_task(self.base.task)
 
     @property
     def score(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kronattn.tables.rendering import Cell, Column, Group, Table
+from kronattn.present import Cell, Column, Group, Table
 
 __all__ = ["part_table", "sweep_table"]
 

@@ -15,7 +15,7 @@ from kronattn.models.baselines import BASELINES
 from kronattn.models.registry import create_model
 from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.ops.compat import is_batch_norm
-from kronattn.tables.rendering import Cell, Column, Group, Table
+from kronattn.present import Cell, Column, Group, Table
 
 __all__ = ["ROWS", "Measured", "NetworkRow", "count_parameters", "measure_networks", "network_tables", "to_json"]
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from kronattn.distributions import Check
-from kronattn.tables.rendering import Cell, Column, Group, Table
+from kronattn.present import Cell, Column, Group, Table
 
 __all__ = ["theorem_table", "to_json"]
 

@@ -1,48 +1,16 @@
-"""What training runs found, for readers: the scores of one network, and networks beside each other."""
+"""What training runs found, for readers: networks beside each other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kronattn.tables.rendering import Cell, Column, Group, Table, require_matplotlib
+from kronattn.present import Cell, Column, Group, Table, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["comparison_table", "draw_comparison", "scores_table"]
-
-
-def scores_table(found: Mapping[str, Any]) -> Table:
-    """What :func:`kronattn.training.evaluation.evaluate` found: each class, and all together.
-
-    Example:
-        >>> found = {"model": "kanet_kv", "data": "digits", "images": 4, "top1": 0.75, "top5": 1.0,
-        ...          "calibration_error": 0.1, "classes": [{"name": "0", "images": 4, "top1": 0.75}]}
-        >>> [cell.text for cell in scores_table(found).groups[1].rows[0]]
-        ['all', '4', '75.00%']
-    """
-    if "mean_iou" in found:
-        return _segmentation_scores(found)
-    columns = (Column("Class", numeric=False), Column("Images"), Column("Top-1"))
-    classes = [
-        [Cell(entry["name"]), Cell(f"{entry['images']:,}"), Cell(_percent(entry["top1"]))] for entry in found["classes"]
-    ]
-    total = [Cell("all"), Cell(f"{found['images']:,}"), Cell(_percent(found["top1"]))]
-    notes = [f"Top-5: {_percent(found['top5'])}. Expected calibration error: {_percent(found['calibration_error'])}."]
-    return Table(f"{found['model']} on {found['data']}", columns, [Group("", classes), Group("", [total])], notes)
-
-
-def _segmentation_scores(found: Mapping[str, Any]) -> Table:
-    columns = (Column("Class", numeric=False), Column("Pixels"), Column("IoU"))
-    classes = [
-        [Cell(entry["name"]), Cell(f"{entry['pixels']:,}"), Cell(_percent(entry["iou"]))] for entry in found["classes"]
-    ]
-    mean = [Cell("mean"), Cell(f"{found['pixels']:,}"), Cell(_percent(found["mean_iou"]))]
-    notes = [
-        f"Pixel accuracy: {_percent(found['pixel_accuracy'])}, on {found['images']} images. Ignored pixels are out."
-    ]
-    return Table(f"{found['model']} on {found['data']}", columns, [Group("", classes), Group("", [mean])], notes)
+__all__ = ["comparison_table", "draw_comparison"]
 
 
 def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Table:
@@ -128,7 +96,3 @@ def _difference(found: Mapping[str, Any] | None) -> tuple[Cell, Cell]:
         return Cell("–"), Cell("–")
     interval = "–" if found["low"] is None else f"{100 * found['low']:+.2f} to {100 * found['high']:+.2f}"
     return Cell(f"{100 * found['mean']:+.2f}"), Cell(interval)
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f}%"

@@ -23,23 +23,23 @@ from kronattn.measure import count_madd, describe_environment
 from kronattn.models.files import Description, build_model, read_weights, save_model
 from kronattn.models.weights import load_weights, unpack
 from kronattn.nn import synchronise_coefficient_norms
+from kronattn.tasks import Task, find_task
 from kronattn.training.callbacks import History, MovingAverage, Speed, StopWhenDiverging
 from kronattn.training.card import model_card
 from kronattn.training.checkpoints import WholeCheckpoints, check_resumable
 from kronattn.training.compiling import DECODED, compile_mode, keep_compiled_code, steps_on_device
-from kronattn.training.data import Track, TrainingData
+from kronattn.training.data import Track, TrainingData, load_data_module
 from kronattn.training.errors import explained
 from kronattn.training.figures import draw_curves
 from kronattn.training.freezing import FreezeBackbone
 from kronattn.training.interruption import interruptible
-from kronattn.training.learner import Learner
 from kronattn.training.progress import Progress, progress_callback
 from kronattn.training.recipe import Recipe, recipe_yaml
 from kronattn.training.start import start_from
-from kronattn.training.tasks import TASKS
+from kronattn.training.task_module import TaskModule
 from kronattn.training.tensorboard import TensorBoardCurves
 
-__all__ = ["quiet", "read_result", "run_folder", "train"]
+__all__ = ["describe", "quiet", "read_result", "run_folder", "train"]
 
 CONFIG, HISTORY, RESULT, CURVES = "config.yaml", "history.csv", "result.json", "curves.png"
 WEIGHTS, LAST_WEIGHTS, CARD = "weights.safetensors", "weights-last.safetensors", "README.md"
@@ -100,9 +100,9 @@ def train(
         keep_compiled_code(Path(recipe.cache))
         decoded = decoded or Path(recipe.cache) / DECODED
     L.seed_everything(recipe.seed, workers=True, verbose=False)
-    task = TASKS[recipe.task]
+    task = find_task(recipe.task)
     build_data = partial(
-        data_module or task.data,
+        data_module or load_data_module(task),
         recipe.data,
         recipe.batch_size // (recipe.devices * recipe.nodes),
         seed=recipe.seed,
@@ -112,9 +112,9 @@ def train(
         store=store,
     )
     data = build_data()
-    description = task.describe(recipe, data)
+    description = describe(recipe, task, data)
     network = _build_network(recipe, description)
-    module = task.module(network, recipe, description)
+    module = TaskModule(network, recipe, description)
     history = History(lambda rows: write_atomically(folder / HISTORY, _csv(rows)))
     speed = Speed()
     checkpoints = WholeCheckpoints()
@@ -165,13 +165,28 @@ def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
     return last if last.exists() else None
 
 
+def describe(recipe: Recipe, task: Task, data: TrainingData) -> Description:
+    """What a trained network needs to be used."""
+    classes, images = data.class_names(), recipe.data.images
+    return Description(
+        model=recipe.model.name,
+        options={**recipe.model.all_options, "num_classes": len(classes)},
+        classes=classes,
+        mean=list(images.mean),
+        std=list(images.std),
+        task=recipe.task,
+        data=recipe.data.name,
+        **task.describe(data),
+    )
+
+
 def _build_network(recipe: Recipe, description: Description) -> nn.Module:
     network = build_model(description.model, description.options)
     if recipe.model.weights is not None:
         start_from(network, recipe.model.weights)
     if not recipe.channels_last:
         return network
-    volumes = len(description.sample_shape) == 4
+    volumes = len(description.shape) == 4
     return network.to(memory_format=torch.channels_last_3d if volumes else torch.channels_last)
 
 
@@ -228,13 +243,13 @@ def _trainer(
 def _finish(
     recipe: Recipe,
     folder: Path,
-    module: Learner,
+    module: TaskModule,
     rows: list[dict[str, float]],
     extra: dict[str, Any],
     figures_only: bool,
 ) -> dict[str, Any]:
     """Write what a finished run leaves: weights, model card, curves and figures, these last."""
-    network, task, description = module.network, TASKS[recipe.task], module.description
+    network, task, description = module.network, module.task, module.description
     network.to("cpu")
     device = module.trainer.strategy.root_device
     counted = build_model(recipe.model.name, description.options).eval()
@@ -254,7 +269,7 @@ def _finish(
         "best_epoch": int(best["epoch"]),
         "train_loss": rows[-1]["train/loss"],
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "madd": count_madd(counted, torch.zeros(1, *description.sample_shape)),
+        "madd": count_madd(counted, task.example(description)),
         "size": description.size,
         **extra,
         "environment": describe_environment(device),
@@ -269,14 +284,14 @@ def _finish(
 def _keep_weights(
     recipe: Recipe,
     folder: Path,
-    module: Learner,
+    module: TaskModule,
     counted: nn.Module,
     rows: list[dict[str, float]],
     best: dict[str, float],
     result: dict[str, Any],
 ) -> None:
     """Weights, those of the best epoch and of the last, with their card and the curves of the run."""
-    task, description = TASKS[recipe.task], module.description
+    task, description = module.task, module.description
     save_model(folder / LAST_WEIGHTS, module.network, description)
     load_weights(counted, read_weights(folder / BEST)[0])
     save_model(folder / WEIGHTS, counted, description)

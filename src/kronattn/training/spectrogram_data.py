@@ -33,7 +33,7 @@ class SpectrogramPictures(TrainingData):
             raise ValueError(f"unknown dataset {self.settings.name!r}: {near_names(self.settings.name, DATASETS)}")
         if self.settings.path is None:
             raise ValueError("spectrograms need to know where they lie: give --data PATH")
-        return load_spectrograms(self.settings.path, self.settings.fold, split)
+        return load_spectrograms(self.settings.path, self.images.fold, split)
 
     def build(self, split: str) -> DecodedImages:
         pictures = self.split(split)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kronattn.present import require_matplotlib
 from kronattn.tables.operators.candidates import OPERATORS
 from kronattn.tables.operators.measurement import Row
-from kronattn.tables.rendering import require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

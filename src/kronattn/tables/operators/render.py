@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
+from kronattn.present import Cell, Column, Group, Table, format_percent, format_ratio, format_significant
 from kronattn.tables.operators.candidates import OPERATORS, Case
 from kronattn.tables.operators.measurement import Measurement, Row
 from kronattn.tables.operators.printed import PRINTED
-from kronattn.tables.rendering import Cell, Column, Group, Table, format_percent, format_ratio, format_significant
 
 __all__ = ["operator_tables", "to_json"]
 

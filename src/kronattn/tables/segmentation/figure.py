@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from kronattn.tables.rendering import require_matplotlib
+from kronattn.present import require_matplotlib
 from kronattn.tables.segmentation.candidates import HEADS
 from kronattn.tables.segmentation.measurement import HeadCost
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
-from kronattn.tables.rendering import Cell, Column, Group, Table, format_ratio, format_significant
+from kronattn.present import Cell, Column, Group, Table, format_ratio, format_significant
 from kronattn.tables.segmentation.candidates import HEADS
 from kronattn.tables.segmentation.measurement import RESIZE, Counted, HeadCost, HeadCosts
 from kronattn.tables.segmentation.printed import PRINTED, Accuracy

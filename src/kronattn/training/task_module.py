@@ -1,8 +1,7 @@
-"""A network in training, whatever it learns: its optimiser, its schedule, and what its checkpoints say."""
+"""A network in training, whatever its task: loss, metrics, optimiser, schedule, and what its checkpoints say."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -12,19 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from kronattn.models.files import DESCRIPTION_KEY, Description
+from kronattn.tasks import find_task
 from kronattn.training.callbacks import MovingAverage
 from kronattn.training.device_step import DeviceStep
 from kronattn.training.graphs import Captured
+from kronattn.training.halving import in_parts
 from kronattn.training.optimisation import build_optimiser, build_schedule
 from kronattn.training.recipe import Recipe, recipe_yaml
 
-__all__ = ["Learner"]
+__all__ = ["TaskModule"]
 
 
-class Learner(L.LightningModule):
-    """What the tasks' modules have in common.
-
-    A task's module adds ``losses``, ``validation_step``, and the figures that it logs as ``val/...``.
+class TaskModule(L.LightningModule):
+    """A network that learns its recipe's task; what its metrics find is logged as ``val/...``.
 
     With ``steps_on_device``, a training step is a :class:`DeviceStep`, which does everything from the batch that the
     loader gives to the moving average, captured as a CUDA graph on a GPU. Lightning still counts the steps, moves the
@@ -41,6 +40,8 @@ class Learner(L.LightningModule):
         self.network = network
         self.recipe = recipe
         self.description = description
+        self.task = find_task(recipe.task)
+        self.metrics = self.task.metrics(description).clone(prefix="val/")
         self.steps_on_device = False
         self._recipe_text = ""
         self._benchmark = torch.backends.cudnn.benchmark
@@ -48,9 +49,22 @@ class Learner(L.LightningModule):
         self._noted: list[Tensor] = []
         self._images: list[int] = []
 
-    @abstractmethod
     def losses(self, batch: tuple[Tensor, ...]) -> Mapping[str, Tensor]:
         """Images and targets to a training step's figures, scalars: ``"loss"`` and what is told beside it."""
+        return self.task.losses(self.network, batch, self.recipe, self.description)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        images, target = batch
+        # Past the compiled call: the last batch, or every image, has a size of its own, and compiling for it would take
+        # longer than it runs.
+        output = in_parts(self.network.forward, images).float()
+        self.metrics.update(self.task.predicted(output), target)
+        loss = self.task.loss(output, target, self.description)
+        self.log("val/loss", loss, on_epoch=True, batch_size=len(images), sync_dist=True)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict(self.metrics.compute(), prog_bar=True)
+        self.metrics.reset()
 
     def configure_optimizers(self) -> Any:
         optimiser = build_optimiser(self.network, self.recipe.optimiser, capturable=self._captures())

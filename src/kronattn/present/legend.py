@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 if TYPE_CHECKING:
     from kronattn.models.files import Description
 
-__all__ = ["class_colour", "class_name", "colours_of", "draw_legend"]
+__all__ = ["class_colour", "colours_of", "draw_legend"]
 
 _LINE = 24
 _MARGIN = 8
@@ -32,15 +32,6 @@ def colours_of(description: Description, count: int) -> list[tuple[int, int, int
     """A colour for each of ``count`` classes: the network's own palette, or ours where it has none."""
     own = [(red, green, blue) for red, green, blue in description.palette]
     return [own[number] if number < len(own) else class_colour(number) for number in range(count)]
-
-
-def class_name(classes: Sequence[str], number: int) -> str:
-    """The name of a class, or its number where it has none.
-
-    >>> class_name(["sky"], 0), class_name(["sky"], 1)
-    ('sky', 'class 1')
-    """
-    return classes[number] if number < len(classes) else f"class {number}"
 
 
 def draw_legend(names: Sequence[str], colours: Sequence[tuple[int, int, int]]) -> Image.Image:

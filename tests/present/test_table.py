@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from kronattn.tables.rendering import (
+from kronattn.present import (
     Cell,
     Column,
     Group,

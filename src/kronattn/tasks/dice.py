@@ -13,7 +13,7 @@ class MeanDice(Metric):
     """The mean over samples of each class's Dice, and over the classes but the first, the background.
 
     Where a sample neither has a class nor shows it, that class does not count in it. Samples may have sizes of their
-    own; positions with the ignored label do not count.
+    own; positions with the ignored label do not count. With ``by_class``, every class by itself.
 
     Example:
         >>> dice = MeanDice(2, ignore_index=255)
@@ -26,8 +26,9 @@ class MeanDice(Metric):
     total: Tensor
     count: Tensor
 
-    def __init__(self, classes: int, ignore_index: int) -> None:
+    def __init__(self, classes: int, ignore_index: int, *, by_class: bool = False) -> None:
         super().__init__()
+        self.by_class = by_class
         self.classes = classes
         self.ignore_index = ignore_index
         self.add_state("total", torch.zeros(classes, dtype=torch.float64), dist_reduce_fx="sum")
@@ -44,12 +45,10 @@ class MeanDice(Metric):
         self.total += (torch.where(there, overlap / sizes.clamp(min=1), 0)).sum(1)
         self.count += there.sum(1)
 
-    def by_class(self) -> Tensor:
-        """(classes,): the mean over the samples that each counts in; NaN where there is none."""
-        return self.total / self.count
-
     def compute(self) -> Tensor:
-        return self.by_class()[1:].nanmean().float()
+        """A scalar; or (classes,) with ``by_class``, NaN for those that are nowhere."""
+        every = (self.total / self.count).float()
+        return every if self.by_class else every[1:].nanmean()
 
 
 def dice_loss(logits: Tensor, truth: Tensor, ignore_index: int) -> Tensor:
