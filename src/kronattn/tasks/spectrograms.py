@@ -25,7 +25,7 @@ class Spectrograms(Classification):
         torch.Size([1, 1, 64, 216])
     """
 
-    settings: type = SpectrogramSettings
+    settings: Any = SpectrogramSettings
     data_module = "kronattn.training.spectrogram_data:SpectrogramPictures"
     # A picture is taken as it is: to scale it would be to shift its pitch.
     cut = "own"
