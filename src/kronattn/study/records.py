@@ -69,7 +69,8 @@ class Records:
             # One that came to its end counts before one that failed.
             if known is None or known["failure"] is not None:
                 self.runs[record["key"]] = record
-        self.costs.update(found.get("costs", {}))
+        for name, measured in found.get("costs", {}).items():
+            self.costs.setdefault(name, {}).update(measured)
 
     def _environment(self, described: dict[str, Any]) -> int:
         if described not in self.environments:
