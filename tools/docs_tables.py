@@ -13,6 +13,11 @@ from typing import Any
 
 import readme
 
+from kronattn.present import to_markdown
+from kronattn.study.summary import summarise_study
+from kronattn.study.tables import part_table
+from kronattn.study.words import advice, findings
+
 DOCS = readme.ROOT / "docs"
 
 EXAMPLES = {
@@ -222,6 +227,37 @@ def heads() -> list[str]:
     return [*lines, "", readme._environment(found)]
 
 
+# The longer study first: where both have a data set, it is the one to go by.
+STUDIES = ("study.json", "study-short.json")
+FIGURE = "study.svg"
+
+
+def study() -> list[str]:
+    """What the studies say of each data set: advice, findings and table; or that they were not done yet."""
+    lines: list[str] = []
+    for name in STUDIES:
+        if not (readme.RESULTS / name).exists():
+            continue
+        found = _read(name)
+        parts = [part for part in summarise_study(found) if part["runs"]]
+        devices = sorted({one["device"] for one in found["environments"] if one.get("device")})
+        hours = sum(run["seconds"] for run in found["runs"]) / 3600
+        lines += [f"## {found['study']['title']}", ""]
+        lines += [f"{len(found['runs'])} runs, {hours:.1f} hours in all, many at once, on {', '.join(devices)}.", ""]
+        lines += ["The rules, written before the runs:", "", *(f"- {rule}" for rule in found["study"]["rules"]), ""]
+        if (DOCS / "figures" / FIGURE).exists() and name == _newest_study():
+            lines += [f"![What each layer gains, with 95% intervals](figures/{FIGURE})", ""]
+        for part in parts:
+            lines += [f"### {part['title']}", "", f"**{advice(part)}**", ""]
+            lines += [f"- {sentence}" for sentence in findings(part)]
+            lines += ["", to_markdown(part_table(part, found["costs"])), ""]
+    return lines[:-1] or ["These studies have not been run yet: there is nothing to say."]
+
+
+def _newest_study() -> str | None:
+    return next((name for name in STUDIES if (readme.RESULTS / name).exists()), None)
+
+
 TABLES = {
     "tables.md": {"table2": table2, "networks": networks},
     "use.md": {"int8": int8, "exports": exports, "converters": converters, "latency": latency},
@@ -229,6 +265,7 @@ TABLES = {
     "networks.md": {"speed": readme.networks},
     "insert.md": {"insert": insert},
     "training.md": {"imagenette": imagenette, "graphs": graphs, "pretrained": pretrained},
+    "when.md": {"study": study},
     "segmentation.md": {"camvid": camvid, "camvid-test": camvid_test, "heads": heads},
 }
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kronattn.study.plan import FINAL, SWEEP, CannotChoose, Run, choose_rate, fingerprint, plan_runs
+from kronattn.study.plan import CannotChoose, Run, choose_rate, fingerprint, plan_runs
+from kronattn.study.stages import FINAL, SWEEP
 
 
 def test_all_runs(study):

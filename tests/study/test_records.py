@@ -2,8 +2,9 @@
 
 import json
 
-from kronattn.study.plan import FINAL, Run
+from kronattn.study.plan import Run
 from kronattn.study.records import Records
+from kronattn.study.stages import FINAL
 
 
 def run_of(study, seed=0):

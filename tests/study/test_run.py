@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from kronattn.study.plan import FINAL, SWEEP, plan_runs
+from kronattn.study.plan import plan_runs
 from kronattn.study.records import Records
 from kronattn.study.run import StudyQueue, run_study
 from kronattn.study.settings import load_study
+from kronattn.study.stages import FINAL, SWEEP
 from kronattn.study.summary import summarise_study
 
 from .conftest import STUDY
@@ -132,7 +133,7 @@ def test_a_process_keeps_to_what_it_knows(queue):
 def test_a_run_that_would_end_too_late_is_not_begun(queue):
     late = queue(deadline=time.monotonic() + 60)
     one = late.take(set())
-    late._seconds["sounds"] = 100.0
+    late._seconds["sounds"] = [100.0]
     assert late.take(set()) is None
     late.finish(one)
 

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import typer
 
-from kronattn.cli.output import check_writable, console, print_json, progress, write_atomically
+from kronattn.cli.output import (
+    check_figure,
+    check_writable,
+    console,
+    print_json,
+    progress,
+    write_atomically,
+    write_figure,
+)
 
 __all__ = ["study"]
 
@@ -28,6 +36,7 @@ def study(
     prepare: Path | None = typer.Option(
         None, help="Write the data into this folder, scaled as the study says, and do nothing else."
     ),
+    figure: Path | None = typer.Option(None, help="Draw what each layer gains into this file, .png or .svg."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the tables."),
 ) -> None:
     """Train each context layer on each data set with each seed, by the rules of the study's file.
@@ -40,6 +49,7 @@ def study(
 
     from kronattn.present import require_matplotlib, to_rich
     from kronattn.study.costs import measure_costs
+    from kronattn.study.figures import draw_gains
     from kronattn.study.page import study_page
     from kronattn.study.prepare import prepare_data
     from kronattn.study.records import Records
@@ -57,6 +67,8 @@ def study(
             console.print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", highlight=False, markup=False, soft_wrap=True)
         return
     require_matplotlib("the study's page")
+    if figure is not None:
+        check_figure(figure, "--figure")
     target = check_writable(output or Path(f"results/{whole.name}.json"))
     shown = check_writable(page or target.with_suffix(".html"), "--page")
     others = [Path(name.strip()) for name in taken.split(",") if name.strip()]
@@ -82,6 +94,9 @@ def study(
     found = records.as_dict()
     write_atomically(shown, study_page(found))
     summary = summarise_study(found)
+    if figure is not None:
+        measured = [part for part in summary if part["runs"]]
+        write_figure(figure, draw_gains(measured, whole.references))
     if json:
         print_json({"summary": summary, "missing": missing, "output": str(target), "page": str(shown)})
         return

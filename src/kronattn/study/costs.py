@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from kronattn.measure import describe_environment, peak_memory, time_calls
 from kronattn.models.files import build_model
-from kronattn.study.plan import FINAL, Run
+from kronattn.study.plan import Run
 from kronattn.study.settings import Part, Study
+from kronattn.study.stages import FINAL
 from kronattn.training.data import load_data_module
 from kronattn.training.run import describe
 

@@ -10,11 +10,10 @@ from statistics import mean
 from typing import Any
 
 from kronattn.study.settings import Layer, Part, Study
+from kronattn.study.stages import FINAL, SWEEP
 from kronattn.training.recipe import Recipe, recipe_yaml, without_places
 
 __all__ = ["CannotChoose", "Run", "choose_rate", "plan_runs"]
-
-SWEEP, FINAL = "sweep", "final"
 
 
 class CannotChoose(ValueError):

@@ -9,8 +9,9 @@ from threading import RLock
 from typing import Any
 
 from kronattn.atomic import write_atomically
-from kronattn.study.plan import FINAL, SWEEP, Run
+from kronattn.study.plan import Run
 from kronattn.study.settings import Study
+from kronattn.study.stages import FINAL, SWEEP
 
 __all__ = ["Records"]
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Condition
 from typing import Any
 
-from kronattn.study.plan import FINAL, SWEEP, CannotChoose, Run, choose_rate, fingerprint, plan_runs
+from kronattn.study.plan import CannotChoose, Run, choose_rate, fingerprint, plan_runs
 from kronattn.study.records import Records
 from kronattn.study.settings import Study
+from kronattn.study.stages import FINAL, SWEEP
 from kronattn.training.recipe import Recipe
 from kronattn.training.run import read_result
 from kronattn.training.workers import serve
@@ -20,6 +22,8 @@ from kronattn.training.workers import serve
 __all__ = ["Progress", "StudyQueue", "run_study"]
 
 DECODED = ".decoded"
+# Of the last runs of a data set: the first ones of a process also tune and compile.
+_RECENT = 10
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class StudyQueue:
         self._changed = Condition()
         self._pending = list(runs)
         self._running: list[Run] = []
-        self._seconds: dict[str, float] = {}
+        self._seconds: dict[str, deque[float]] = {}
 
     def take(self, known: set[str]) -> Ready | None:
         with self._changed:
@@ -82,9 +86,7 @@ class StudyQueue:
         first = ready[0]
         alike = [run for run in ready if (run.part, run.stage, run.seed) == (first.part, first.stage, first.seed)]
         chosen = next((run for run in alike if _label(run) in known), first)
-        longest = max(self._seconds.values(), default=0.0)
-        expected = self._seconds.get(chosen.part.name, longest)
-        if self.deadline is not None and time.monotonic() + expected > self.deadline:
+        if self.deadline is not None and time.monotonic() + self._expected(chosen) > self.deadline:
             self._pending = [run for run in self._pending if run.part.name != chosen.part.name]
             self._changed.notify_all()
             return None
@@ -105,12 +107,17 @@ class StudyQueue:
             return True
         return not any(other.stage == SWEEP and other.place == run.place for other in (*self._pending, *self._running))
 
+    def _expected(self, run: Run) -> float:
+        """How long a run may take: the longest of the last few of its data set, or of any where it has none yet."""
+        recent = self._seconds.get(run.part.name) or [x for every in self._seconds.values() for x in every]
+        return max(recent, default=0.0)
+
     def finish(self, one: Ready) -> None:
         """A run ended, well or not: others may have waited for it."""
         with self._changed:
             self._running.remove(one.run)
             name, seconds = one.run.part.name, time.monotonic() - one.started
-            self._seconds[name] = max(self._seconds.get(name, 0), seconds)
+            self._seconds.setdefault(name, deque(maxlen=_RECENT)).append(seconds)
             self._changed.notify_all()
 
     def clear(self) -> None:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kronattn.training.comparison import confidence_interval
+from kronattn.training.intervals import confidence_interval
 
 __all__ = ["Difference", "holm", "paired_difference"]
 

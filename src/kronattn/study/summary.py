@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kronattn.study.plan import FINAL, SWEEP
+from kronattn.study.stages import FINAL, SWEEP
 from kronattn.study.statistics import SIGNIFICANT, Difference, holm, paired_difference
 
 __all__ = ["summarise_study", "verdict"]

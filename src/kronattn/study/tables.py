@@ -10,6 +10,8 @@ from kronattn.present import Cell, Column, Group, Table
 __all__ = ["part_table", "sweep_table"]
 
 _TONES = {"better": "good", "worse": "bad"}
+# Not stars, which mean something else in Markdown.
+_MARKS = {"better": "‡", "worse": "‡", "maybe better": "†", "maybe worse": "†"}
 
 
 def part_table(part: Mapping[str, Any], costs: Mapping[str, Any] | None = None) -> Table:
@@ -43,8 +45,8 @@ def _notes(part: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) -> lis
     missing = part["planned"] - part["runs"]
     notes = [
         f"Mean ± standard deviation of the test scores after the last epoch. Differences are in points, paired by "
-        f"{part['paired_by']}, with Student's 95% interval; ** where zero stays excluded after Holm's correction for "
-        f"the {part['comparisons']} comparisons of this table, * where it is so without it."
+        f"{part['paired_by']}, with Student's 95% interval; ‡ where zero stays excluded after Holm's correction for "
+        f"the {part['comparisons']} comparisons of this table, † where it is so without it."
     ]
     if missing > 0:
         notes.append(f"{missing} of {part['planned']} planned runs are missing.")
@@ -86,10 +88,10 @@ def _score(entry: Mapping[str, Any]) -> str:
 def _difference(found: Mapping[str, Any] | None) -> tuple[Cell, Cell]:
     if found is None:
         return Cell("–"), Cell("–")
-    stars = {"better": "**", "worse": "**", "maybe better": "*", "maybe worse": "*"}.get(found["verdict"], "")
+    mark = _MARKS.get(found["verdict"], "")
     tone = _TONES.get(found["verdict"], "")
     interval = "–" if found["low"] is None else f"{100 * found['low']:+.2f} to {100 * found['high']:+.2f}"
-    return Cell(f"{100 * found['mean']:+.2f}{stars}", tone=tone), Cell(interval)
+    return Cell(f"{100 * found['mean']:+.2f}{mark}", tone=tone), Cell(interval)
 
 
 def _milliseconds(cost: Mapping[str, Any] | None) -> str:
