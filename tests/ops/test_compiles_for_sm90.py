@@ -62,6 +62,14 @@ def call_launchers(modules):
         for found in (None, (mean, squares, 100.0)):
             coefficient_norm.normalise_forward(tokens, weight, found, (weight, weight, batches), 1e-5, 0.1, heads)
         coefficient_norm.normalise_backward(tokens, tokens, weight, weight, 100.0, heads)
+    for batch, positions, keys, channels in ((8, 4225, 130, 2048), (2, 99, 7, 300)):
+        tokens = torch.empty(batch, keys, channels, dtype=torch.bfloat16, requires_grad=True)
+        rows = modules["wide"].centred(tokens, tokens.dtype)
+        matrix = torch.empty(batch, positions, rows.shape[1], dtype=torch.bfloat16, requires_grad=True)
+        (_, mean, squares), handed_on = modules["wide"].moments(matrix, keys)
+        softmax = modules["wide"].softmax(handed_on, keys)
+        outputs = [rows, mean, squares, softmax]
+        torch.autograd.grad(outputs, [tokens, matrix], [torch.empty_like(x) for x in outputs])
     # A strip of rows for each of several programs, and tiles that cut rows.
     pool(grid(1, 64, 512, 512), 512, 512)
     for channels, concat in ((32, 16), (160, None)):
@@ -101,7 +109,7 @@ def main() -> None:
     from triton.runtime import JITFunction
 
     import kronattn.ops.triton as package
-    from kronattn.ops.triton import launch as launching
+    from kronattn.ops.triton import blocks
 
     parts = [part.name for part in pkgutil.iter_modules(package.__path__)]
     modules = {part: importlib.import_module(f"{package.__name__}.{part}") for part in parts}
@@ -110,7 +118,7 @@ def main() -> None:
     def note(kernel, grid, tensors, numbers, *constants, **options):
         noted.append((kernel, (*tensors, *numbers, *constants), options))
 
-    original = launching.launch
+    original = blocks.launch
     for module in modules.values():
         if getattr(module, "launch", None) is original:
             module.launch = note

@@ -312,6 +312,41 @@ class TestStages:
         for actual, expected in zip(ours, penalty(None, torch.float64), strict=True):
             assert relative_error(actual, expected) < 1e-4
 
+    @pytest.mark.parametrize(("positions", "count", "channels"), [(5, 7, 3), (40, 16, 70), (600, 1, 2)])
+    def test_between_matrix_products(self, positions, count, channels):
+        """What wide layers do to keys and coefficients, with gradients that come from everywhere at once."""
+        from kronattn.ops import matrix_products
+        from kronattn.ops.triton import wide
+
+        queries, keys = noise(2, positions, channels, seed=1) + 2, noise(2, count, channels, seed=2) + 2
+
+        def run(functions, dtype):
+            q, k = queries.to(dtype).requires_grad_(), keys.to(dtype).requires_grad_()
+            rows = functions.centred(k, dtype)
+            matrix = q @ rows.transpose(1, 2)
+            (members, mean, squares), matrix = functions.moments(matrix, count)
+            outputs = [rows, matrix.clone(), mean, squares, functions.softmax(matrix, count)]
+            weights = [noise(*x.shape, seed=3 + i, dtype=dtype) for i, x in enumerate(outputs)]
+            assert members == 2 * positions * count
+            return [*outputs, *torch.autograd.grad(outputs, [q, k], weights)]
+
+        for actual, expected in zip(run(wide, torch.float32), run(matrix_products, torch.float64), strict=True):
+            assert relative_error(actual, expected) < 1e-5
+
+    def test_between_matrix_products_gradients_of_gradients(self):
+        from kronattn.ops import matrix_products
+        from kronattn.ops.triton import wide
+
+        def penalty(functions, dtype):
+            q, k = (noise(1, n, 4, seed=n).to(dtype).requires_grad_() for n in (6, 5))
+            (_, mean, squares), matrix = functions.moments(q @ functions.centred(k, dtype).transpose(1, 2), 5)
+            loss = functions.softmax(matrix, 5).square().sum() + mean.square().sum() + squares.square().sum()
+            gradients = torch.autograd.grad(loss, [q, k], create_graph=True)
+            return torch.autograd.grad(sum(g.square().sum() for g in gradients), [q, k])
+
+        for actual, expected in zip(penalty(wide, torch.float32), penalty(matrix_products, torch.float64), strict=True):
+            assert relative_error(actual, expected) < 1e-4
+
     @pytest.mark.parametrize("channels", [3, 70])
     def test_the_mean_counted_once(self, channels):
         tokens = noise(2, 9 + 40, channels, seed=1)

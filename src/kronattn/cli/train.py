@@ -45,6 +45,7 @@ def train(
     """
     from kronattn.tasks import find_task
     from kronattn.training.interruption import Interrupted
+    from kronattn.training.precompile import precompiling
     from kronattn.training.recipe import load_recipe
     from kronattn.training.run import run_folder
     from kronattn.training.run import train as run
@@ -64,7 +65,7 @@ def train(
     recipe = load_recipe(config, changes)
     folder = run_folder(recipe, _recipe_name(config))
     try:
-        with _nothing_half_written(folder):
+        with _nothing_half_written(folder), precompiling(recipe):
             result = run(
                 recipe,
                 folder=folder,

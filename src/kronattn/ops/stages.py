@@ -17,19 +17,23 @@ from torch import Tensor
 from kronattn.ops import matrix_products, torch_backend
 from kronattn.ops.autocast import without_autocast
 from kronattn.ops.coefficients import Moments, token_moments
+from kronattn.ops.compat import needs_dispatcher
 from kronattn.ops.fx import is_captured, leaf_function
 from kronattn.ops.plan import Plan
 from kronattn.ops.torch_backend import scaled
 
 __all__ = [
     "attend_tokens",
+    "coefficients",
     "count_mean_once",
+    "moments_of_coefficients",
     "moments_of_positions",
     "moments_of_tokens",
     "normalise",
     "pool",
     "scaled",
     "spread",
+    "spread_coefficients",
     "spread_tokens",
 ]
 
@@ -46,14 +50,15 @@ def _implementation(name: str) -> ModuleType:
 
 
 @leaf_function
-def pool(x: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+def pool(x: Tensor, plan: Plan, *, rounded: bool = False) -> tuple[Tensor, Tensor]:
     """The first stage: averages over all axes but one, and ``x`` to go on with, so that its gradients meet.
 
     Returns:
-        (N, sum(grid), C), the last axis first, in float32 at least unless the kernels go on with it; and (N, C, *grid).
+        (N, sum(grid), C), the last axis first, in float32 at least unless the kernels go on with it, or unless it may
+        be ``rounded`` to ``x``'s dtype at once; and (N, C, *grid).
     """
     with without_autocast(x):
-        if plan.pool == "triton" and plan.spread == "triton":
+        if plan.pool == "triton" and (plan.spread == "triton" or rounded):
             # The kernels take tokens in the dtype of their products.
             return _implementation("triton").pool(x, x.dtype)
         return _implementation(plan.pool).pool(x)
@@ -73,10 +78,51 @@ def spread(
     """The last stage of KAO_KV: every position attends to the keys; see :func:`kronattn.ops.torch_backend.spread`."""
     with without_autocast(query):
         if plan.spread == "matrix_products":
-            return matrix_products.spread(matrix_products.coefficients(query, keys), values, query, residual=residual)
+            return spread_coefficients(coefficients(query, keys, plan), values, query, plan, residual=residual)
         return _implementation(plan.spread).spread(
             query, keys, values, num_heads=num_heads, key_bias=key_bias, residual=residual
         )
+
+
+@leaf_function
+def coefficients(query: Tensor, keys: Tensor, plan: Plan) -> Tensor:
+    """Materialised coefficients of (N, C, *grid) queries and (N, S, C) keys of one head, as rows of
+    :mod:`kronattn.ops.matrix_products`."""
+    with without_autocast(query):
+        rows = _between_products(keys, plan).centred(keys, query.dtype)
+        return torch.bmm(query.flatten(2).transpose(1, 2), rows.transpose(1, 2))
+
+
+@leaf_function
+def moments_of_coefficients(matrix: Tensor, count: int, plan: Plan) -> tuple[Moments, Tensor]:
+    """Batch statistics of materialised coefficients of ``count`` keys, and these to go on with."""
+    with without_autocast(matrix):
+        moments, matrix = _between_products(matrix, plan).moments(matrix, count)
+        return moments, matrix
+
+
+@leaf_function
+def spread_coefficients(
+    matrix: Tensor, values: Tensor, like: Tensor, plan: Plan, *, residual: Tensor | None = None
+) -> Tensor:
+    """The last stage from materialised coefficients, with scale and norm multiplied in, and (N, S, P) values.
+
+    Returns:
+        (N, P, *grid) for ``like``'s (N, any, *grid), plus the residual.
+    """
+    with without_autocast(like):
+        weights = _between_products(matrix, plan).softmax(matrix, values.shape[1]).to(like.dtype)
+        y = torch.bmm(weights, values.to(like.dtype)).transpose(1, 2).unflatten(2, like.shape[2:])
+        return y if residual is None else y + residual
+
+
+def _between_products(x: Tensor, plan: Plan) -> ModuleType:
+    """Kernels where eager code runs unwatched on a GPU; the compiler fuses PyTorch's functions by itself."""
+    if plan.pool != "triton" or is_captured() or needs_dispatcher(x):
+        return matrix_products
+    from kronattn.ops.triton import wide  # needs Triton
+
+    return wide
 
 
 @leaf_function

@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.blocks import LOG2E, TRITON_DTYPES, grid_offsets, load_tokens, matmul, token_offsets
-from kronattn.ops.triton.launch import launch
+from kronattn.ops.triton.blocks import LOG2E, TRITON_DTYPES, grid_offsets, launch, load_tokens, matmul, token_offsets
 from kronattn.ops.triton.layout import alignment, empty_like_grid, flat, flat_strides
 from kronattn.ops.triton.tuning import AttendBlocks, attend_blocks, dot_precision
 

@@ -16,13 +16,13 @@ from kronattn.ops.triton.attend import coefficients, load_bias, load_block, logi
 from kronattn.ops.triton.blocks import (
     TRITON_DTYPES,
     grid_offsets,
+    launch,
     load_tokens,
     matmul,
     parts_like,
     sum_parts,
     token_offsets,
 )
-from kronattn.ops.triton.launch import launch
 from kronattn.ops.triton.layout import alignment, empty_like_grid, flat, flat_strides
 from kronattn.ops.triton.tuning import AttendBlocks, attend_backward_blocks, ceil_div, dot_precision
 

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.launch import launch
-from kronattn.ops.triton.layout import empty_grid, row_distance
+from kronattn.ops.triton.blocks import launch
+from kronattn.ops.triton.layout import empty_grid, on_device, row_distance
 from kronattn.ops.triton.tuning import ceil_div, row_blocks
 
 __all__ = ["batch_norm_act", "batch_norm_act_in_training"]
@@ -305,7 +305,7 @@ def batch_norm_act(
 
     Everything is channels last; ``concat`` and ``x`` may be slices of more channels.
     """
-    with torch.cuda.device_of(x):
+    with on_device(x):
         return _apply(x, concat, mean, variance, weight, bias, eps, clamp, is_variance=True)
 
 
@@ -379,7 +379,7 @@ class _BatchNormAct(torch.autograd.Function):
         ctx: Any, x: Tensor, concat: Tensor | None, weight: Tensor, bias: Tensor, statistics: tuple[Any, ...],
         clamp: Clamp,
     ) -> Tensor:  # fmt: skip
-        with torch.cuda.device_of(x):
+        with on_device(x):
             y, mean, inverse = _forward(x, concat, weight, bias, statistics, clamp)
         ctx.save_for_backward(x, weight, bias, mean, inverse)
         ctx.clamp, ctx.eps, ctx.has_concat = clamp, statistics[-1], concat is not None
@@ -398,6 +398,6 @@ class _BatchNormAct(torch.autograd.Function):
             y = F.hardtanh(y, lowest, highest) if clamps else y
             d_x, d_weight, d_bias = torch.autograd.grad(y, leaves, d_y, create_graph=True)
             return d_x, d_concat, d_weight, d_bias, None, None
-        with torch.cuda.device_of(x):
+        with on_device(x):
             d_x, sums = _backward(x, _as_rows(d_y), mean, inverse, weight, bias, ctx.clamp)
         return d_x, d_concat, sums[1], sums[0], None, None

@@ -1,4 +1,5 @@
-"""What the kernels share: where a tile lies in memory, and a matrix product that is right everywhere.
+"""What the kernels share: how they are launched, where a tile lies in memory, a matrix product that is right
+everywhere, and sums of what programs wrote.
 
 A grid tensor (N, C, *grid) is read as (sample, position, channel) with three strides, so that channels-last and
 contiguous tensors need no copy. Tokens (the averages, and what they receive) are (N, S, C) with channels side by
@@ -9,19 +10,20 @@ side.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.launch import launch
 from kronattn.ops.triton.tuning import ceil_div
 
 __all__ = [
     "LOG2E",
     "TRITON_DTYPES",
     "grid_offsets",
+    "launch",
     "load_tokens",
     "matmul",
     "parts_like",
@@ -34,6 +36,46 @@ TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.f
 # exp2 is the GPU's own exponential; logits are multiplied by this before it.
 LOG2E = tl.constexpr(1.4426950408889634)
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
+
+
+# Sizes that differ from call to call (a detector's images, say) must not fill the memory.
+_MOST_KINDS = 8192
+_starters: dict[Any, Any] = {}
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], tensors: tuple[Tensor, ...], numbers: tuple[float, ...], *constants: Any,
+    **options: Any,
+) -> None:  # fmt: skip
+    """``kernel[grid](*tensors, *numbers, *constants, **options)``, from the second time on without asking Triton which
+    compiled kernel to start.
+
+    ``kernel[grid](...)`` looks at every argument to find the kernel that was compiled for its like. What it gives back
+    is that compiled kernel, and ``compiled[grid](...)`` starts it straight away: the way of Triton's own tutorial on
+    fused softmax. Sizes repeat from step to step, so the second call is found by its numbers as they are. On an NVIDIA
+    H200's host a launch of 24 arguments took 28 µs instead of 36.
+
+    Args:
+        kernel: decorated by ``triton.jit``, with its parameters in this order.
+        grid: one to three numbers of programs.
+        tensors: on the current device.
+        numbers: that the kernel takes as they come.
+        constants: that it is compiled for.
+        options: ``num_warps`` and the like.
+    """
+    if _INTERPRETED.value:
+        kernel[grid](*tensors, *numbers, *constants, **options)
+        return
+    # Triton compiles anew for other dtypes, and for pointers that are not multiples of 16 bytes.
+    kinds = [(x.dtype, x.data_ptr() % 16) for x in tensors]
+    key = (id(kernel), tensors[0].get_device(), grid, *kinds, numbers, constants, *options.values())
+    start = _starters.get(key)
+    if start is not None:
+        start(*tensors, *numbers, *constants)
+        return
+    if len(_starters) >= _MOST_KINDS:
+        _starters.clear()
+    _starters[key] = kernel[grid](*tensors, *numbers, *constants, **options)[(*grid, 1, 1)[:3]]
 
 
 @triton.jit

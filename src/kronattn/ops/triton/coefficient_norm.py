@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.launch import launch
-from kronattn.ops.triton.tuning import ceil_div
+from kronattn.ops.triton.blocks import launch
+from kronattn.ops.triton.tuning import ceil_div, power_of_two
 
 __all__ = ["normalise_backward", "normalise_forward"]
 
@@ -143,5 +143,5 @@ def normalise_backward(
 def _blocks(x: Tensor, num_heads: int) -> tuple[int, tuple[int, int]]:
     """Rows of ``x``, and how many of them and of a head's channels a program takes at a time."""
     channels = x.shape[-1]
-    wide = min(_WIDEST, triton.next_power_of_2(channels // num_heads))
+    wide = min(_WIDEST, power_of_two(channels // num_heads))
     return x.numel() // channels, (_TILE // wide, wide)

@@ -17,17 +17,17 @@ from torch import Tensor
 from kronattn.ops.triton.blocks import (
     TRITON_DTYPES,
     grid_offsets,
+    launch,
     load_tokens,
     matmul,
     parts_like,
     sum_parts,
     token_offsets,
 )
-from kronattn.ops.triton.launch import launch
 from kronattn.ops.triton.layout import alignment, empty_like_grid, flat, flat_strides
 from kronattn.ops.triton.tuning import AttendBlocks, attend_backward_blocks, ceil_div, dot_precision
 
-__all__ = ["moments_backward", "moments_forward"]
+__all__ = ["finish_moments", "moments_backward", "moments_forward"]
 
 
 @triton.jit
@@ -212,12 +212,15 @@ def moments_forward(
         strides.channels_last, align, dot_precision(query.dtype), TRITON_DTYPES[query.dtype],
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
-    mean, squares = (torch.empty((num_heads,), dtype=torch.float32, device=query.device) for _ in range(2))
+    return finish_moments(parts, num_heads, key_blocks, float(batch * positions * key_count))
+
+
+def finish_moments(parts: Tensor, num_heads: int, key_blocks: int, members: float) -> tuple[Tensor, Tensor]:
+    """Each head's mean and squared deviations of ``members`` coefficients from parts (..., heads, key_blocks, 4)."""
+    mean, squares = (torch.empty((num_heads,), dtype=torch.float32, device=parts.device) for _ in range(2))
     launch(
-        finish_moments_kernel, (num_heads,),
-        (parts, mean, squares),
-        (blocks.splits * batch * key_blocks, key_blocks, float(batch * positions * key_count)),
-        num_heads, 1024, num_warps=8,
+        finish_moments_kernel, (num_heads,), (parts, mean, squares),
+        (parts.numel() // (4 * num_heads), key_blocks, members), num_heads, 1024, num_warps=8,
     )  # fmt: skip
     return mean, squares
 

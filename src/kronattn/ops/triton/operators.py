@@ -29,7 +29,7 @@ from kronattn.ops.coefficients import Moments
 from kronattn.ops.triton.attend import attend_forward
 from kronattn.ops.triton.attend_backward import attend_backward
 from kronattn.ops.triton.coefficient_norm import normalise_backward, normalise_forward
-from kronattn.ops.triton.layout import empty_grid, empty_like_grid, is_channels_last, rows_and_width
+from kronattn.ops.triton.layout import empty_grid, empty_like_grid, is_channels_last, on_device, rows_and_width
 from kronattn.ops.triton.moments import moments_backward, moments_forward
 from kronattn.ops.triton.outer import mean_once_forward, outer_sum_forward
 from kronattn.ops.triton.pool import pool_forward
@@ -127,7 +127,7 @@ def normalise(
     alone. The compiler makes one kernel of the norm's arithmetic by itself.
     """
     if moments is None:
-        with torch.cuda.device_of(x):
+        with on_device(x):
             return normalise_forward(x.contiguous(), weight, None, running, eps, momentum, num_heads)[0]
     return _Normalise.apply(
         x, moments.squares, weight, moments.mean, moments.members, running, eps, momentum, num_heads
@@ -285,7 +285,7 @@ class _Normalise(torch.autograd.Function):
         num_heads: int,
     ) -> Tensor:
         read = x.contiguous()
-        with torch.cuda.device_of(x):
+        with on_device(x):
             y, inverse = normalise_forward(read, weight, (mean, squares, members), running, eps, momentum, num_heads)
         ctx.save_for_backward(x, squares, weight, read, inverse)
         ctx.members, ctx.eps, ctx.num_heads = members, eps, num_heads
@@ -301,7 +301,7 @@ class _Normalise(torch.autograd.Function):
                 return torch_backend.scaled(x, scale, ctx.num_heads).to(x.dtype)
 
             return *_differentiable(call, (x, squares, weight), d_y), None, None, None, None, None, None
-        with torch.cuda.device_of(x):
+        with on_device(x):
             gradients = normalise_backward(read, d_y.contiguous(), weight, inverse, ctx.members, ctx.num_heads)
         return *gradients, None, None, None, None, None, None
 
@@ -323,11 +323,8 @@ def _operator(schema: str, launcher: Callable[..., Any], fake: Callable[..., Any
     name = schema.partition("(")[0]
 
     def launch(x: Tensor, *rest: Any) -> Any:
-        # Triton launches on the current device, which need not be the tensors'.
-        if x.is_cuda and x.get_device() != torch.cuda.current_device():
-            with torch.cuda.device_of(x):
-                return launcher(x, *rest)
-        return launcher(x, *rest)
+        with on_device(x):
+            return launcher(x, *rest)
 
     _library.define(schema)
     _library.impl(name, launch, "CompositeExplicitAutograd")

@@ -12,10 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.blocks import grid_offsets, token_offsets
-from kronattn.ops.triton.launch import launch
+from kronattn.ops.triton.blocks import grid_offsets, launch, token_offsets
 from kronattn.ops.triton.layout import alignment, flat, flat_strides
-from kronattn.ops.triton.tuning import ceil_div, outer_blocks
+from kronattn.ops.triton.tuning import ceil_div, outer_blocks, power_of_two
 
 __all__ = ["mean_once_forward", "outer_sum_forward"]
 
@@ -138,7 +137,7 @@ def mean_once_forward(tokens: Tensor, height: int, width: int) -> Tensor:
     """(N, width + height, C) tokens, contiguous, each axis's less half of its mean. The map is its own transpose."""
     batch, _, channels = tokens.shape
     output = torch.empty_like(tokens)
-    block = min(64, triton.next_power_of_2(channels))
+    block = min(64, power_of_two(channels))
     launch(
         mean_once_kernel, (batch, ceil_div(channels, block), 2),
         (tokens, output), (height, width, 0.5), channels, 2048 // block, block,

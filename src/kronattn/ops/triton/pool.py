@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.blocks import grid_offsets, token_offsets
-from kronattn.ops.triton.launch import launch
+from kronattn.ops.triton.blocks import grid_offsets, launch, token_offsets
 from kronattn.ops.triton.layout import alignment, flat
 from kronattn.ops.triton.tuning import PoolBlocks, ceil_div, pool_blocks
 
