@@ -20,7 +20,7 @@ def findings(part: Mapping[str, Any]) -> list[str]:
         >>> part = {"title": "Fronts", "references": ["none"], "score_label": "mean IoU", "paired_by": "seed",
         ...         "layers": [{"layer": "kao_kv", "differences": {"none": one}}]}
         >>> findings(part)
-        ['Over none: kao_kv is better (+2.00, from +1.00 to +3.00).']
+        ['Over none: kao_kv (+2.00, from +1.00 to +3.00) is better.']
     """
     sentences = []
     for reference in part["references"]:
@@ -35,8 +35,7 @@ def findings(part: Mapping[str, Any]) -> list[str]:
             if word in groups
         ]
         if _NOTHING in groups:
-            count = len(groups[_NOTHING])
-            said.append(f"for {'all' if not said else ''}{' ' if not said else ''}{count} no difference was shown")
+            said.append(f"no difference was shown for {_listed(groups[_NOTHING])}")
         if said:
             sentences.append(f"Over {reference}: {'; '.join(said)}.")
     return sentences
