@@ -40,7 +40,7 @@ ROOMS = [
 
 # Within ops: functions on the left may import those before them.
 OPS = [
-    "compat", "autocast", "fx", "checks", "coefficients", "attend", "grid", "reference", "torch_backend",
+    "compat", "autocast", "fx", "checks", "coefficients", "attend", "grid", "masks", "reference", "torch_backend",
     "matrix_products", "triton", "plan", "stages", "attention", "kronecker",
 ]  # fmt: skip
 

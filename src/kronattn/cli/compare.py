@@ -19,7 +19,9 @@ def compare(
     config: Path = typer.Option(..., help="The recipe for all: a YAML file, or the name of ours."),
     models: str = typer.Option(..., help="Comma-separated: our names, timm/NAME."),
     contexts: str = typer.Option(
-        "", "--context", help="Comma-separated layers, each in the place of the networks' attention: none, global_mean."
+        "",
+        "--context",
+        help="Comma-separated layers, each in the place of the networks' attention: none, kao_qkv:positions=learned.",
     ),
     seeds: str = typer.Option("0-2", help="Numbers and ranges: 0-4, or 0,2,5."),
     baseline: str = typer.Option("", help="Differences are taken to this network. Default: the first."),

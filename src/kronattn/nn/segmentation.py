@@ -187,7 +187,7 @@ class KroneckerSegmentationHead(_AttentionHead):
         mode: "kv" (every position asks) or "qkv" (rows and columns ask).
         width: channels that Q, K and V are mapped to; a quarter of ``in_channels`` by default.
         num_heads: divides the width.
-        coefficient_norm, scale: as in :class:`kronattn.nn.KroneckerAttention`.
+        coefficient_norm, scale, and other options: as in :class:`kronattn.nn.KroneckerAttention`.
 
     Shape:
         (N, in_channels, h, w) to (N, num_classes, h, w), or to (N, num_classes, *size) where ``size`` is given.
@@ -212,6 +212,7 @@ class KroneckerSegmentationHead(_AttentionHead):
         scale: float = 1.0,
         device: Any = None,
         dtype: Any = None,
+        **options: Any,
     ) -> None:
         super().__init__(
             in_channels,
@@ -224,13 +225,14 @@ class KroneckerSegmentationHead(_AttentionHead):
             scale=scale,
             device=device,
             dtype=dtype,
+            **options,
         )
 
     def scores(self, features: Tensor) -> Tensor:
         attn = self.attn
         assert isinstance(attn, KroneckerAttention)
-        if attn.num_heads > 1:
-            # A classifier of all heads' channels cannot be applied to the values of each.
+        if attn.num_heads > 1 or not attn.is_linear_in_values:
+            # A classifier of all heads' channels cannot be applied to the values of each, nor to factors of a product.
             return super().scores(features)
         # The classifier is folded into the values, of which there are few: attention then has num_classes channels.
         return attn(features, residual=self.classifier(features), map_values=self._classify_values)

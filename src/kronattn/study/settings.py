@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from kronattn.names import near_names
-from kronattn.nn.context_registry import check_context
+from kronattn.nn.context_registry import parse_context
 from kronattn.tasks import Task, find_task
 from kronattn.training.comparison import parse_seeds
 from kronattn.training.recipe import Recipe, load_recipe
@@ -164,7 +164,7 @@ def _layer(name: str, entry: Any, path: str | Path) -> Layer:
     if not isinstance(found, Mapping) or not set(found) <= {"context", "options"}:
         raise ValueError(f"{path}: layers.{name} takes context and options, not {entry!r}")
     context = found.get("context", name)
-    check_context(context)
+    parse_context(context)
     return Layer(name, context, dict(found.get("options") or {}))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import statistics
 import tempfile
@@ -71,7 +72,7 @@ def plan(
     plans = []
     for seed in seeds:
         for network in networks:
-            place = folder / f"{network.label.replace('/', '-')}-seed{seed}"
+            place = folder / f"{re.sub('[/:]', '-', network.label)}-seed{seed}"
             single = replace(recipe, model=network, seed=seed, output=str(place))
             plans.append(Plan(single, place))
     return plans

@@ -17,7 +17,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from kronattn.names import near_names
-from kronattn.nn.context_registry import check_context
+from kronattn.nn.context_registry import parse_context
 from kronattn.tasks import Task, find_task
 
 __all__ = [
@@ -49,8 +49,8 @@ class ModelSettings:
         weights: what to start from: a file, a run's folder, or the name of a network that comes with weights; a file of
             timm's or torchvision's MobileNetV2 serves, too. The classifier is taken where the number of classes is the
             same.
-        context: the layer in the place of the network's attention, one of ``kronattn.nn.list_contexts()``; the same as
-            ``options.context``.
+        context: the layer in the place of the network's attention, one of ``kronattn.nn.list_contexts()``, with options
+            or without (``kao_qkv:positions=learned``); the same as ``options.context``.
     """
 
     name: str = "kanet_kv"
@@ -61,7 +61,7 @@ class ModelSettings:
     def __post_init__(self) -> None:
         if self.context is None:
             return
-        check_context(self.context)
+        parse_context(self.context)
         other = self.options.get("context", self.context)
         if other != self.context:
             raise ValueError(f"model.context is {self.context!r}, but model.options.context is {other!r}: give one")
