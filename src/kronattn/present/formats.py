@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["format_percent", "format_ratio", "format_significant"]
+__all__ = ["format_percent", "format_ratio", "format_significant", "round_significant"]
 
 
 def format_percent(fraction: float) -> str:
@@ -35,3 +35,12 @@ def format_significant(value: float) -> str:
     """
     decimals = next((places for places, bound in ((3, 1), (2, 10), (1, 100)) if value < bound), 0)
     return f"{value:,.{decimals}f}"
+
+
+def round_significant(value: float) -> str:
+    """Round to three significant digits, without an exponent.
+
+    >>> round_significant(0.1374), round_significant(1541.13)
+    ('0.137', '1,540')
+    """
+    return f"{float(f'{value:.3g}'):,.10g}"

@@ -98,7 +98,7 @@ def tabulate(
         for name, part in groupby(rows, group)
     ]
     table = Table(title, heads, groups, notes)
-    said = [at for at in range(len(heads)) if not groups or any(row[at].text != NOTHING for row in table.rows)]
+    said = [at for at in range(len(heads)) if not groups or any(row[at] != Cell(NOTHING) for row in table.rows)]
     return Table(title, [heads[at] for at in said], [_columns(group, said) for group in groups], notes)
 
 

@@ -1,14 +1,11 @@
-"""Where the time of a captured training step goes: python benchmarks/training_step.py kanet_kv mobilenetv2.
+"""Where the time of a captured training step goes, in Imagenette's setting, on made-up images.
 
-In Imagenette's setting, on made-up images. Each row is a CUDA graph of everything up to there, less the one before it:
-milliseconds, the median of five rounds.
+Each stage is a CUDA graph of everything up to there, less the one before it: the median of five rounds.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kronattn.data.datasets import DecodedImages
+from kronattn.measure import replayed
 from kronattn.models import create_model
 from kronattn.models.files import Description
 from kronattn.training.device_step import DeviceStep
@@ -24,18 +22,16 @@ from kronattn.training.optimisation import build_optimiser
 from kronattn.training.recipe import load_recipe
 from kronattn.training.task_module import TaskModule
 
+__all__ = ["STAGES", "time_stages"]
+
 STAGES = ("augmentation", "forward", "backward", "optimiser", "moving average")
 CLASSES = [str(number) for number in range(10)]
 IMAGES = 2048
 
 
-def main() -> None:
-    device = torch.device("cuda", 0)
+def time_stages(name: str, device: torch.device) -> dict[str, float]:
+    """Milliseconds of each stage of a network's training step, and images a second of all of it."""
     torch.backends.cudnn.benchmark = True
-    print(json.dumps({name: measure(name, device) for name in sys.argv[1:]}, indent=1))
-
-
-def measure(name: str, device: torch.device) -> dict[str, float]:
     recipe = load_recipe("imagenette/base")
     size, batch = recipe.data.images.resize, recipe.batch_size
     data = ImageData(recipe.data, batch, channels_last=True)
@@ -43,7 +39,7 @@ def measure(name: str, device: torch.device) -> dict[str, float]:
     data._datasets["train"] = DecodedImages(pixels, torch.randint(len(CLASSES), (IMAGES,), device=device))
     indices = torch.randint(IMAGES, (batch,), device=device)
     options = {"num_classes": len(CLASSES), **recipe.model.options}
-    network = create_model(name, **options).to(device, memory_format=torch.channels_last)
+    network = create_model(name, **options).to(device).to(memory_format=torch.channels_last)
     module = TaskModule(network, recipe, Description(name, options, CLASSES))
     optimiser = build_optimiser(network, recipe.optimiser, capturable=True)
     values = [parameter.detach() for parameter in network.parameters()]
@@ -74,33 +70,20 @@ def measure(name: str, device: torch.device) -> dict[str, float]:
             step._move_weights()
         return loss.detach()
 
-    times = [graph_time(lambda stage=stage: until(stage)) for stage in STAGES]  # type: ignore[misc]
+    times = [_graph_ms(lambda stage=stage: until(stage)) for stage in STAGES]  # type: ignore[misc]
     found = {stage: round(b - a, 3) for stage, a, b in zip(STAGES, [0.0, *times], times, strict=False)}
     return {**found, "step": round(times[-1], 3), "images_per_second": round(1000 * batch / times[-1])}
 
 
-def graph_time(function: Callable[[], Any], repeats: int = 40) -> float:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = function()
+def _graph_ms(function: Callable[[], Any], repeats: int = 40) -> float:
+    replay = replayed(lambda _: function(), [None])
     rounds = []
     for _ in range(5):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         for _ in range(repeats):
-            graph.replay()
+            replay()
         end.record()
         end.synchronize()
         rounds.append(begin.elapsed_time(end) / repeats)
-    del kept
     return statistics.median(rounds)
-
-
-if __name__ == "__main__":
-    main()
