@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kronattn.measure import describe_environment, peak_memory, time_calls
+from kronattn.measure import describe_environment, peak_memory, replayed, time_calls
 from kronattn.models.files import build_model
 from kronattn.study.plan import Run
 from kronattn.study.settings import Part, Study
@@ -80,13 +80,4 @@ def _forward(network: nn.Module, x: Tensor, half: bool) -> Callable[[], Any]:
 
 def _captured(call: Callable[[], Any]) -> Callable[[], None]:
     with torch.inference_mode():
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                call()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            call()
-    return graph.replay
+        return replayed(lambda _: call(), [None])
