@@ -36,7 +36,9 @@ def _summarise_part(part: Mapping[str, Any], found: Mapping[str, Any]) -> dict[s
             if name != reference and shared:
                 pair = ([scores[which][unit] for unit in shared] for which in (name, reference))
                 differences[name, reference] = paired_difference(*pair)
-    adjusted = dict(zip(differences, holm([one.p for one in differences.values()]), strict=True))
+    # Two references are compared with each other in both directions: that is one comparison.
+    p_values = {frozenset(pair): one.p for pair, one in differences.items()}
+    adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     return {
         "name": part["name"],
         "title": part["title"],
@@ -44,7 +46,7 @@ def _summarise_part(part: Mapping[str, Any], found: Mapping[str, Any]) -> dict[s
         "score_label": part["score_label"],
         "paired_by": "fold" if part["folds"] else "seed",
         "references": references,
-        "comparisons": len(differences),
+        "comparisons": len(p_values),
         "runs": len(finals),
         "planned": part["planned"],
         "seconds": sum(run["seconds"] for run in runs),
@@ -66,9 +68,9 @@ def _summarise_part(part: Mapping[str, Any], found: Mapping[str, Any]) -> dict[s
                         "low": one.low,
                         "high": one.high,
                         "p": one.p,
-                        "p_holm": adjusted[name, reference],
+                        "p_holm": adjusted[frozenset((name, reference))],
                         "pairs": one.pairs,
-                        "verdict": verdict(one, adjusted[name, reference]),
+                        "verdict": verdict(one, adjusted[frozenset((name, reference))]),
                     }
                     for reference in references
                     if (one := differences.get((name, reference))) is not None
