@@ -3,15 +3,18 @@
 import gzip
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from kronattn.data.volumes import Volumes
 from kronattn.training.evaluation import evaluate
 from kronattn.training.recipe import load_recipe
 from kronattn.training.run import read_result, train
+from kronattn.training.volume_data import VolumeBatches
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +71,16 @@ def test_figures_only_changes_no_figure(recipe, tmp_path):
 def test_a_split_of_another_name(recipe, tmp_path):
     with pytest.raises(ValueError, match="folds have the splits train, val and test, not 'tset'"):
         train(replace(recipe, epochs=1), folder=tmp_path / "run", figures_only=True, test="tset")
+
+
+def test_classes_are_known_before_the_device_is(tmp_path, monkeypatch):
+    """Volumes that are read to count their classes lie on the CPU: training must not go on with those."""
+    labels = torch.tensor([0, 2, 255], dtype=torch.uint8)
+    data = VolumeBatches(load_recipe(None, ["task=volumes", "data.name=nifti"]).data, 1)
+    monkeypatch.setattr(data, "split", lambda name: Volumes([], [], None))
+    monkeypatch.setattr(data, "build", lambda name: SimpleNamespace(labels=labels))
+    assert data.class_names() == ["class 0", "class 1", "class 2"]
+    assert data._datasets == {}
 
 
 def test_volumes(tmp_path):

@@ -25,16 +25,24 @@ class VolumeBatches(TrainingData):
     """Random crops of volumes in training; in evaluation one volume at a time, as it is: padding would change what a
     context layer sees."""
 
+    _found: list[str] | None = None
+
     @property
     def images(self) -> VolumeSettings:
         return self.settings.images
 
     def class_names(self) -> list[str]:
+        if self.classes is not None:
+            # Of a trained network: what is evaluated need not come with what it was trained on.
+            return list(self.classes)
         named = self.split("train").classes
         if named is not None:
             return list(named)
-        labels = self._dataset("train").labels
-        return [f"class {number}" for number in range(int(labels[labels != IGNORED].max()) + 1)]
+        if self._found is None:
+            # Asked for before Lightning says which device it is: what is read for that is not what is trained on.
+            labels = self.build("train").labels
+            self._found = [f"class {number}" for number in range(int(labels[labels != IGNORED].max()) + 1)]
+        return self._found
 
     def load(self, split: str) -> Volumes:
         if self.settings.name not in DATASETS:
@@ -60,12 +68,6 @@ class VolumeBatches(TrainingData):
 
     def _decode(self, volumes: Volumes) -> Decoded:
         return decode_volumes(volumes, track=self.track), []
-
-    def _dataset(self, split: str) -> DecodedVolumes:
-        # Before Lightning sets up, the classes are asked for; what is read for that is used again.
-        if split not in self._datasets:
-            self._datasets[split] = self.build(split)
-        return self._datasets[split]
 
     def val_dataloader(self) -> Any:
         dataset = self._datasets[self.evaluated]
