@@ -21,7 +21,7 @@ from kronattn.cli.output import (
 )
 from kronattn.cli.train import CONTEXT, overrides_of
 
-__all__ = ["app", "export", "heads", "loader", "networks", "operators"]
+__all__ = ["app", "export", "heads", "latency", "loader", "networks", "operators"]
 
 app = typer.Typer(no_args_is_help=True, help="Speed against peers, as ratios within one run.")
 
@@ -275,6 +275,48 @@ def export(
         print_json(found)
         return
     console.print(to_rich(latency_table(latencies, batch=batch, size=size), width=console.width))
+    console.print(", ".join(f"{name} {value}" for name, value in found["environment"].items()), style="dim")
+
+
+@app.command()
+def latency(
+    models: str = typer.Option("", help="Comma-separated: our names, timm/NAME. Default: ours and two of timm's."),
+    ways: str = typer.Option("", help="Comma-separated: some of the ways below. Default: all."),
+    threads: int = typer.Option(2, min=1, help="Threads of each runtime."),
+    batch: int = typer.Option(1, min=1, help="Images in a batch."),
+    size: int = typer.Option(224, min=32, help="Height and width of the images."),
+    rounds: int = typer.Option(20, min=1, help="Turns of each network."),
+    turn_seconds: float = typer.Option(0.1, min=0.0, help="Seconds of a turn; three calls at least."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Write the JSON object into this file too."),
+) -> None:
+    """How long one image takes on the CPU, over mobilenetv2 run in the same way, by turns.
+
+    Ways: eager, fused (kronattn.fuse), compiled (torch.compile of that), onnxruntime, onnxruntime-dynamic (any size),
+    int8, and operators, which compares Kronecker attention with PyTorch's fused attention.
+
+    Example: kronattn bench latency --ways fused,onnxruntime --threads 1 --output latency.json
+    """
+    from kronattn.bench.latency import DEFAULT_NETWORKS, WAYS, Settings, bench_latency, latency_table, to_json
+    from kronattn.export.runtime import require_onnx
+    from kronattn.tables.rendering import to_rich
+
+    chosen = _choices(ways, "--ways", WAYS) if ways else list(WAYS)
+    if any(way.startswith("onnxruntime") or way == "int8" for way in chosen):
+        require_onnx()
+    if output is not None:
+        check_writable(output)
+    names = [name.strip() for name in models.split(",") if name.strip()] or DEFAULT_NETWORKS
+    settings = Settings(threads, batch, size, rounds, turn_seconds)
+    latencies = bench_latency(names, chosen, settings, track=lambda each: progress(each, "Measuring"))
+    found = to_json(latencies, settings)
+    if output is not None:
+        write_atomically(output, json_module.dumps(found, indent=2) + "\n")
+    if json:
+        print_json(found)
+        return
+    console.print(to_rich(latency_table(latencies, settings), width=console.width))
     console.print(", ".join(f"{name} {value}" for name, value in found["environment"].items()), style="dim")
 
 
