@@ -44,6 +44,7 @@ def train(
     Example: kronattn train --config recipes/digits.yaml --model kanet_qkv --seed 1 epochs=5 optimiser.lr=0.05
     """
     from kronattn.training.interruption import Interrupted
+    from kronattn.training.precompile import precompiling
     from kronattn.training.recipe import load_recipe
     from kronattn.training.run import run_folder
     from kronattn.training.run import train as run
@@ -64,7 +65,7 @@ def train(
     recipe = load_recipe(config, changes)
     folder = run_folder(recipe, _recipe_name(config))
     try:
-        with _nothing_half_written(folder):
+        with _nothing_half_written(folder), precompiling(recipe):
             result = run(
                 recipe,
                 folder=folder,

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from kronattn.nn.grid_attention import GridAttention, Mixed, check_layer_input, map_positions, map_tokens
 from kronattn.nn.layer_scale import LayerScale
 from kronattn.nn.plain import is_plain
-from kronattn.ops import matrix_products, stages, torch_backend
+from kronattn.ops import stages, torch_backend
 from kronattn.ops.attention import pool_grid
 from kronattn.ops.autocast import without_autocast
 from kronattn.ops.checks import check_mean, check_mode, check_residual
@@ -116,11 +116,12 @@ class KroneckerAttention(GridAttention):
         residual_is_query = residual is query
         query, key, value = self._checked(query, key, value)
         plan = self._plan(query, key, value)
-        key_tokens, key_grid = stages.pool(key, plan)
+        # Maps take tokens in the network's dtype, which may be narrower than averages are.
+        maps_all = self.key_map is not None and self.value_map is not None
+        key_tokens, key_grid = stages.pool(key, plan, rounded=maps_all)
         query = key_grid if key_is_query else query
         value_tokens = key_tokens if value_is_key else stages.pool(value, plan)[0]
-        if self.key_map is not None and self.value_map is not None and value_is_key:
-            # Both maps take tokens in the network's dtype, which may be narrower than averages are.
+        if maps_all and value_is_key:
             key_tokens = value_tokens = key_tokens.to(query.dtype)
         keys = stages.scaled(map_tokens(self.key_map, key_tokens, query), self.scale, self.num_heads)
         values = map_tokens(self.value_map, value_tokens, query)
@@ -128,7 +129,7 @@ class KroneckerAttention(GridAttention):
         values = values if self.layer_scale is None else self.layer_scale(values)
         if self.mode == "qkv":
             query_tokens = key_tokens if key_is_query else stages.pool(query, plan)[0]
-            mixed = self._mix_tokens(map_tokens(self.query_map, query_tokens, query), keys, values, query)
+            mixed = self._mix_tokens(map_tokens(self.query_map, query_tokens, query), keys, values, query, plan)
         else:
             mixed, query = self._mix_positions(query, keys, values, key_tokens if key_is_query else None, plan)
         if map_values is not None:
@@ -141,23 +142,30 @@ class KroneckerAttention(GridAttention):
             self.observer(self, mixed, query.shape[2:], key.shape[2:])
         residual = check_residual(query if residual_is_query else residual, query, mixed.values)
         queries, keys, bias, values, coefficients = mixed
-        if coefficients is not None:
-            return materialised(coefficients, values, query, residual)
         if self.mode == "kv":
+            if coefficients is not None:
+                return stages.spread_coefficients(coefficients, values, query, plan, residual=residual)
             return stages.spread(
                 queries, keys, values, plan, num_heads=self.num_heads, key_bias=bias, residual=residual
             )
-        tokens = stages.attend_tokens(queries, keys, values, plan, num_heads=self.num_heads, key_bias=bias)
-        tokens = stages.count_mean_once(tokens, query) if self.mean == "once" else tokens
+        if coefficients is not None:
+            tokens = stages.spread_coefficients(coefficients, values, queries.transpose(1, 2), plan).transpose(1, 2)
+        else:
+            tokens = stages.attend_tokens(queries, keys, values, plan, num_heads=self.num_heads, key_bias=bias)
+        tokens = stages.count_mean_once(tokens, query, plan) if self.mean == "once" else tokens
         return stages.spread_tokens(tokens, query, plan, residual=residual)
 
-    def _mix_tokens(self, queries: Tensor, keys: Tensor, values: Tensor, like: Tensor) -> Mixed:
+    def _mix_tokens(self, queries: Tensor, keys: Tensor, values: Tensor, like: Tensor, plan: Plan) -> Mixed:
         """KAO_QKV's middle stage: queries are (N, sum(grid), C) tokens too."""
         moments = None
+        if self.num_heads == 1 and self._materialises(plan):
+            return self._mix_materialised(queries, queries.transpose(1, 2), keys, values, plan)
         if self.uses_batch_statistics:
             per_key = self.coefficient_norm == "batch_per_key"
-            moments = stages.moments_of_tokens(queries, keys, like, num_heads=self.num_heads, per_key=per_key)
-        keys, bias = self._normalised(keys, moments)
+            moments, queries, keys = stages.moments_of_tokens(
+                queries, keys, like, plan, num_heads=self.num_heads, per_key=per_key
+            )
+        keys, bias = self._normalised(keys, moments, plan)
         return Mixed(queries, keys, bias, values)
 
     def _mix_positions(
@@ -173,10 +181,10 @@ class KroneckerAttention(GridAttention):
                 keys = keys @ self.query_map.weight.to(keys.dtype)
             else:
                 queries, query_tokens = map_positions(self.query_map, query), None
-        if isinstance(plan, Plan) and plan.spread == "matrix_products":
-            return self._mix_materialised(queries, keys, values), query
+        if self._materialises(plan):
+            return self._mix_materialised(queries, queries, keys, values, plan), query
         if self.uses_batch_statistics:
-            moments, normed = stages.moments_of_positions(
+            moments, normed, keys = stages.moments_of_positions(
                 queries,
                 keys,
                 plan,
@@ -186,19 +194,26 @@ class KroneckerAttention(GridAttention):
             )
             query = normed if queries is query else query
             queries = normed
-        keys, bias = self._normalised(keys, moments)
+        keys, bias = self._normalised(keys, moments, plan)
         return Mixed(queries, keys, bias, values), query
 
-    def _mix_materialised(self, queries: Tensor, keys: Tensor, values: Tensor) -> Mixed:
-        """The same for wide layers: the coefficients are materialised once, for their statistics and to go on with."""
-        with without_autocast(queries):
-            coefficients, scale = matrix_products.coefficients(queries, keys), None
-            if self.norm is not None:
-                batch = self.uses_batch_statistics
-                scale, _ = self.norm(keys, matrix_products.moments(coefficients, keys.shape[1]) if batch else None)
-                coefficients = coefficients * scale.reshape(())
-            if self.observer is not None and scale is not None:
-                keys = keys * scale
+    def _materialises(self, plan: Plan) -> bool:
+        """Whether the coefficients are materialised; never while symbolic tracing, for which there is no plan yet."""
+        return isinstance(plan, Plan) and plan.spread == "matrix_products" and self.coefficient_norm != "batch_per_key"
+
+    def _mix_materialised(self, queries: Tensor, grid: Tensor, keys: Tensor, values: Tensor, plan: Plan) -> Mixed:
+        """The same for wide layers: the coefficients are materialised once, for their statistics and to go on with.
+
+        ``grid`` are the queries as (N, C, *grid).
+        """
+        coefficients, moments = stages.coefficients(grid, keys, plan), None
+        if self.norm is not None:
+            if self.uses_batch_statistics:
+                moments, coefficients = stages.moments_of_coefficients(coefficients, keys.shape[1], plan)
+            if self.observer is not None:
+                keys = keys * self.norm.scale_and_bias(moments)[0]
+            # What multiplies the keys multiplies the coefficients.
+            coefficients, _ = self.norm(coefficients, moments, plan)
         return Mixed(queries, keys, None, values, coefficients)
 
     def _folds_query_map(self, keys: Tensor, plan: Plan) -> bool:
@@ -316,12 +331,6 @@ class DenseAttention(GridAttention):
 def optionally(function: Callable[[Tensor], Tensor] | None, x: Tensor) -> Tensor:
     """function(x), or ``x`` where there is no function."""
     return x if function is None else function(x)
-
-
-def materialised(coefficients: Tensor, values: Tensor, like: Tensor, residual: Tensor | None) -> Tensor:
-    """The last stage from materialised coefficients; see :func:`kronattn.ops.matrix_products.spread`."""
-    with without_autocast(like):
-        return matrix_products.spread(coefficients, values, like, residual=residual)
 
 
 @leaf_function

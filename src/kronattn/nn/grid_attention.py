@@ -13,7 +13,7 @@ from kronattn.ops.autocast import autocast_is_on
 from kronattn.ops.checks import check_heads, check_scale, check_triple
 from kronattn.ops.coefficients import Moments
 from kronattn.ops.fx import leaf_function
-from kronattn.ops.stages import scaled
+from kronattn.ops.plan import Plan
 
 __all__ = ["GridAttention", "Mixed", "check_layer_input", "map_positions", "map_tokens"]
 
@@ -115,12 +115,14 @@ class GridAttention(nn.Module):
         """Whether the coefficients are normed by this batch's statistics, as in training."""
         return self.norm is not None and self.norm.training
 
-    def _normalised(self, keys: Tensor, moments: Moments | None) -> tuple[Tensor, Tensor | None]:
+    def _normalised(
+        self, keys: Tensor, moments: Moments | None, plan: Plan | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """(N, S, C) keys with the norm of the coefficients multiplied in, and each key's bias."""
         if self.norm is None:
             return keys, None
-        scale, bias = self.norm(keys, moments)
-        return scaled(keys, scale, self.num_heads), bias
+        keys, bias = self.norm(keys, moments, plan)
+        return keys, bias
 
     def extra_repr(self) -> str:
         parts = [f"{self.channels}"]

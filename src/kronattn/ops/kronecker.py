@@ -69,5 +69,5 @@ def kronecker_attention(
         return stages.spread(query, keys, values, plan, num_heads=num_heads)
     queries = key_tokens if key_is_query else stages.pool(query, plan)[0]
     tokens = stages.attend_tokens(queries, keys, values, plan, num_heads=num_heads)
-    tokens = stages.count_mean_once(tokens, query) if mean == "once" else tokens
+    tokens = stages.count_mean_once(tokens, query, plan) if mean == "once" else tokens
     return stages.spread_tokens(tokens, query, plan)

@@ -9,6 +9,7 @@ coefficients' batch statistics and, for KAO_QKV, attention itself are here; line
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,18 +17,23 @@ from torch import Tensor
 from kronattn.ops import matrix_products, torch_backend
 from kronattn.ops.autocast import without_autocast
 from kronattn.ops.coefficients import Moments, token_moments
+from kronattn.ops.compat import needs_dispatcher
 from kronattn.ops.fx import is_captured, leaf_function
 from kronattn.ops.plan import Plan
 from kronattn.ops.torch_backend import scaled
 
 __all__ = [
     "attend_tokens",
+    "coefficients",
     "count_mean_once",
+    "moments_of_coefficients",
     "moments_of_positions",
     "moments_of_tokens",
+    "normalise",
     "pool",
     "scaled",
     "spread",
+    "spread_coefficients",
     "spread_tokens",
 ]
 
@@ -44,14 +50,15 @@ def _implementation(name: str) -> ModuleType:
 
 
 @leaf_function
-def pool(x: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+def pool(x: Tensor, plan: Plan, *, rounded: bool = False) -> tuple[Tensor, Tensor]:
     """The first stage: averages over all axes but one, and ``x`` to go on with, so that its gradients meet.
 
     Returns:
-        (N, sum(grid), C), the last axis first, in float32 at least unless the kernels go on with it; and (N, C, *grid).
+        (N, sum(grid), C), the last axis first, in float32 at least unless the kernels go on with it, or unless it may
+        be ``rounded`` to ``x``'s dtype at once; and (N, C, *grid).
     """
     with without_autocast(x):
-        if plan.pool == "triton" and plan.spread == "triton":
+        if plan.pool == "triton" and (plan.spread == "triton" or rounded):
             # The kernels take tokens in the dtype of their products.
             return _implementation("triton").pool(x, x.dtype)
         return _implementation(plan.pool).pool(x)
@@ -71,10 +78,51 @@ def spread(
     """The last stage of KAO_KV: every position attends to the keys; see :func:`kronattn.ops.torch_backend.spread`."""
     with without_autocast(query):
         if plan.spread == "matrix_products":
-            return matrix_products.spread(matrix_products.coefficients(query, keys), values, query, residual=residual)
+            return spread_coefficients(coefficients(query, keys, plan), values, query, plan, residual=residual)
         return _implementation(plan.spread).spread(
             query, keys, values, num_heads=num_heads, key_bias=key_bias, residual=residual
         )
+
+
+@leaf_function
+def coefficients(query: Tensor, keys: Tensor, plan: Plan) -> Tensor:
+    """Materialised coefficients of (N, C, *grid) queries and (N, S, C) keys of one head, as rows of
+    :mod:`kronattn.ops.matrix_products`."""
+    with without_autocast(query):
+        rows = _between_products(keys, plan).centred(keys, query.dtype)
+        return torch.bmm(query.flatten(2).transpose(1, 2), rows.transpose(1, 2))
+
+
+@leaf_function
+def moments_of_coefficients(matrix: Tensor, count: int, plan: Plan) -> tuple[Moments, Tensor]:
+    """Batch statistics of materialised coefficients of ``count`` keys, and these to go on with."""
+    with without_autocast(matrix):
+        moments, matrix = _between_products(matrix, plan).moments(matrix, count)
+        return moments, matrix
+
+
+@leaf_function
+def spread_coefficients(
+    matrix: Tensor, values: Tensor, like: Tensor, plan: Plan, *, residual: Tensor | None = None
+) -> Tensor:
+    """The last stage from materialised coefficients, with scale and norm multiplied in, and (N, S, P) values.
+
+    Returns:
+        (N, P, *grid) for ``like``'s (N, any, *grid), plus the residual.
+    """
+    with without_autocast(like):
+        weights = _between_products(matrix, plan).softmax(matrix, values.shape[1]).to(like.dtype)
+        y = torch.bmm(weights, values.to(like.dtype)).transpose(1, 2).unflatten(2, like.shape[2:])
+        return y if residual is None else y + residual
+
+
+def _between_products(x: Tensor, plan: Plan) -> ModuleType:
+    """Kernels where eager code runs unwatched on a GPU; the compiler fuses PyTorch's functions by itself."""
+    if plan.pool != "triton" or is_captured() or needs_dispatcher(x):
+        return matrix_products
+    from kronattn.ops.triton import wide  # needs Triton
+
+    return wide
 
 
 @leaf_function
@@ -104,7 +152,7 @@ def attend_tokens(
 
 
 @leaf_function
-def count_mean_once(tokens: Tensor, like: Tensor) -> Tensor:
+def count_mean_once(tokens: Tensor, like: Tensor, plan: Plan) -> Tensor:
     """(N, sum(grid), P) tokens of ``like``'s grid whose outer sum has their mean once, not once for each axis.
 
     Every axis's tokens average to the mean of the whole, so their sum over d axes counts it d times: each axis gives
@@ -113,6 +161,8 @@ def count_mean_once(tokens: Tensor, like: Tensor) -> Tensor:
     grid = like.shape[2:]
     if len(grid) == 1:
         return tokens
+    if len(grid) == 2 and plan.pool == "triton":
+        return cast(Tensor, _implementation("triton").count_mean_once(tokens, grid))
     parts = tokens.split(list(reversed(grid)), dim=1)
     excess = 1 - 1 / len(grid)
     return torch.cat([torch.sub(part, part.mean(dim=1, keepdim=True), alpha=excess) for part in parts], dim=1)
@@ -127,8 +177,8 @@ def moments_of_positions(
     num_heads: int = 1,
     per_key: bool = False,
     query_tokens: Tensor | None = None,
-) -> tuple[Moments, Tensor]:
-    """Batch statistics of KAO_KV's coefficients, for each head (or key of each head), and ``query`` to go on with.
+) -> tuple[Moments, Tensor, Tensor]:
+    """Batch statistics of KAO_KV's coefficients, for each head (or key of each head); query and keys to go on with.
 
     Args:
         query: (N, C, *grid).
@@ -139,21 +189,35 @@ def moments_of_positions(
         if per_key or plan.spread == "torch":
             # The mean over all positions is that of the last axis's averages, which stand first.
             mean = None if query_tokens is None else query_tokens[:, : query.shape[-1]].mean(dim=1)
-            return torch_backend.moments(query, keys, num_heads=num_heads, per_key=per_key, query_mean=mean), query
+            found = torch_backend.moments(query, keys, num_heads=num_heads, per_key=per_key, query_mean=mean)
+            return found, query, keys
         return _implementation(plan.spread).moments(query, keys, num_heads=num_heads)
 
 
 @leaf_function
 def moments_of_tokens(
-    queries: Tensor, keys: Tensor, like: Tensor, *, num_heads: int = 1, per_key: bool = False
-) -> Moments:
-    """Batch statistics of KAO_QKV's coefficients, of (N, M, C) and (N, S, C) tokens of ``like``'s grid."""
+    queries: Tensor, keys: Tensor, like: Tensor, plan: Plan, *, num_heads: int = 1, per_key: bool = False
+) -> tuple[Moments, Tensor, Tensor]:
+    """Batch statistics of KAO_QKV's coefficients, of (N, M, C) and (N, S, C) tokens of ``like``'s grid; and both to go
+    on with."""
     with without_autocast(queries):
+        if plan.spread == "triton" and not per_key:
+            # To the kernel, tokens are a grid of one axis with channels side by side.
+            found, columns, keys = _implementation("triton").moments(queries.transpose(1, 2), keys, num_heads=num_heads)
+            return found, columns.transpose(1, 2), keys
         # One axis has as many tokens as positions. Sizes that are yet to be seen must not be asked about.
         few = like.dim() > 3 and (is_captured() or _are_few(queries, keys))
         if few and not per_key:
-            return token_moments(queries, keys, num_heads=num_heads)
-        return torch_backend.moments(queries.transpose(1, 2), keys, num_heads=num_heads, per_key=per_key)
+            return token_moments(queries, keys, num_heads=num_heads), queries, keys
+        found = torch_backend.moments(queries.transpose(1, 2), keys, num_heads=num_heads, per_key=per_key)
+        return found, queries, keys
+
+
+def normalise(
+    keys: Tensor, weight: Tensor, moments: Moments | None, running: tuple[Tensor, Tensor, Tensor], **constants: Any
+) -> Tensor:
+    """The norm of the coefficients multiplied into keys by the kernel; see :mod:`kronattn.nn.coefficient_norm`."""
+    return cast(Tensor, _implementation("triton").normalise(keys, weight, moments, running, **constants))
 
 
 def _are_few(queries: Tensor, keys: Tensor) -> bool:
