@@ -11,7 +11,7 @@ from tests.trained import network, settled
 
 
 def test_convolutions_stay_convolutions():
-    """Other runtimes fold activations and sums into them; matrix products stand in attention and the classifier alone."""
+    """Other runtimes fold activations and sums into them; the classifier alone is a matrix product."""
     traced = torch.jit.trace(rewritten(network("mobilenetv2")), torch.randn(1, 3, 64, 64), check_trace=False)
     kinds = [node.kind() for node in traced.inlined_graph.nodes()]
     assert kinds.count("aten::linear") == 1

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from kronattn.inference.attention import fused_attention
 from kronattn.inference.convolution import FusedConv, FusedPointwise, add_into, folded, fused_conv
 from kronattn.nn import AttnModule, AttnSkipModule, BaseModule, BaseSkipModule
+from kronattn.ops.fx import is_captured
 
 __all__ = ["FusedAttnModule", "FusedBaseModule", "FusedBaseSkipModule", "PortableBaseSkipModule"]
 
@@ -53,7 +54,10 @@ class FusedBaseSkipModule(nn.Module):
         expanded = self.expand(x)
         new = expanded[:, : self.new]
         activated = self.act(new)
-        if activated is not new:
+        if torch.is_grad_enabled() or is_captured():
+            # A gradient needs what would be overwritten, and a compiler arranges this by itself.
+            expanded = torch.cat([activated, expanded[:, self.new :]], dim=1)
+        elif activated is not new:
             # The activation did not work in place.
             new.copy_(activated)
         y = self.project(self.depthwise(expanded))
