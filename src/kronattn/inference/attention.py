@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronattn.inference.convolution import as_rows
@@ -73,7 +74,7 @@ class FusedKroneckerAttention(nn.Module):
         else:
             averages = torch.bmm(matrices[0].expand(batch, -1, -1), rows)
         keys = (averages * self.scale).transpose(1, 2)
-        values = averages @ self.values.t()
+        values = F.linear(averages, self.values)
         if self.mode == "kv":
             output.baddbmm_(torch.bmm(rows, keys).softmax(dim=-1), values)
             return y

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronattn.inference.attention import fused_attention
-from kronattn.inference.convolution import FusedConv, FusedPointwise, add_into, folded, fused_conv
+from kronattn.inference.convolution import FusedConv, FusedPointwise, act_or_none, add_into, folded, fused_conv
 from kronattn.nn import AttnModule, AttnSkipModule, BaseModule, BaseSkipModule
 from kronattn.ops.fx import is_captured
 
@@ -83,11 +83,12 @@ class PortableBaseSkipModule(nn.Module):
         weight, bias = folded(module.project)
         self.project_new = FusedPointwise(weight[:, :new], bias, portable=True)
         self.project_old = FusedPointwise(weight[:, new:], None, portable=True)
-        self.act, self.skips = module.project.act, module.skips
+        self.act, self.skips = act_or_none(module.project.act), module.skips
 
     def forward(self, x: Tensor) -> Tensor:
         new = self.project_new(self.depthwise_new(self.expand(x)))
-        y = self.act(self.project_old(self.depthwise_old(x)) + new)
+        y = self.project_old(self.depthwise_old(x)) + new
+        y = y if self.act is None else self.act(y)
         return x + y if self.skips else y
 
 
@@ -111,7 +112,7 @@ class FusedAttnModule(nn.Module):
         self.expand = None if module.expand is None else fused_conv(module.expand, portable)
         self.depthwise = None if module.depthwise is None else fused_conv(module.depthwise, portable)
         self.project_local = FusedPointwise(weight[:, :new], bias, portable=portable) if new else None
-        self.act = module.project.act
+        self.act = act_or_none(module.project.act)
         context = weight[:, new:]
         folds = fold_attention and new > 0 and self.stride == 1
         attn = fused_attention(module.attn, context, portable) if folds else None
@@ -124,7 +125,7 @@ class FusedAttnModule(nn.Module):
         direct = torch.zeros_like(context)
         if self.adds_input:
             direct += context
-        if self.skips and isinstance(self.act, nn.Identity):
+        if self.skips and self.act is None:
             direct += torch.eye(len(direct)).to(direct)
             self.skips = False
         if direct.any():
@@ -145,5 +146,5 @@ class FusedAttnModule(nn.Module):
             if self.stride > 1:
                 attended = F.avg_pool2d(attended, self.stride, ceil_mode=True)
             y = self.project_global(attended) if y is None else self.project_global.add_to(y, attended)
-        y = self.act(y)
+        y = y if self.act is None else self.act(y)
         return add_into(y, x) if self.skips else y

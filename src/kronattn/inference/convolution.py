@@ -14,7 +14,7 @@ from torch.nn.utils import fuse_conv_bn_eval
 from kronattn.nn.blocks import ConvNormAct
 from kronattn.ops.fx import is_captured
 
-__all__ = ["FusedConv", "FusedPointwise", "add_into", "as_rows", "folded", "fused_conv"]
+__all__ = ["FusedConv", "FusedPointwise", "act_or_none", "add_into", "as_rows", "folded", "fused_conv"]
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -33,6 +33,11 @@ def folded(module: ConvNormAct) -> tuple[Tensor, Tensor]:
     conv = fuse_conv_bn_eval(module.conv, module.norm)
     assert conv.bias is not None
     return conv.weight.detach(), conv.bias.detach()
+
+
+def act_or_none(act: nn.Module | None) -> nn.Module | None:
+    """An activation that does something, or None: on a small map a call takes as long as the arithmetic."""
+    return None if isinstance(act, nn.Identity) else act
 
 
 def fused_conv(module: ConvNormAct, portable: bool = False) -> nn.Module:
@@ -59,7 +64,7 @@ class FusedConv(nn.Module):
         # Copies: parts of one tensor would be written together with the whole of it.
         self.weight = _constant(weight.clone(memory_format=memory_format))
         self.bias = None if bias is None else _constant(bias.clone())
-        self.act = act
+        self.act = act_or_none(act)
         self.stride, self.padding, self.dilation = like.stride, like.padding, like.dilation
         self.groups = like.groups if like.groups == 1 else len(weight)
 
@@ -68,7 +73,7 @@ class FusedConv(nn.Module):
             # Depth-wise convolutions are several times faster with channels side by side.
             x = x.contiguous(memory_format=torch.channels_last)
         y = F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
-        return self.act(y)
+        return y if self.act is None else self.act(y)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[1] * self.groups}, {self.weight.shape[0]}, stride={self.stride[0]}"
@@ -84,12 +89,14 @@ class FusedPointwise(nn.Module):
         self.portable = portable
         self.weight = _constant(weight.reshape(*weight.shape[:2], 1, 1).clone(memory_format=torch.contiguous_format))
         self.bias = None if bias is None else _constant(bias.clone())
-        self.act = nn.Identity() if act is None else act
+        self.act = act_or_none(act)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.portable:
-            return self.act(F.conv2d(x, self.weight, self.bias))
-        return self.act(F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2))
+            y = F.conv2d(x, self.weight, self.bias)
+        else:
+            y = F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+        return y if self.act is None else self.act(y)
 
     def add_to(self, y: Tensor, x: Tensor) -> Tensor:
         """``y``, which must be new, plus the convolution of ``x``, added up inside the matrix product."""
