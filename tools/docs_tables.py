@@ -98,20 +98,21 @@ def converters() -> list[str]:
 
 
 def latency() -> list[str]:
-    """Time over MobileNetV2's in the same runtime."""
-    found = _read("export-cpu.json")
-    rows = {(row["network"], row["runtime"]): row for row in found["rows"]}
-    runtimes = list(dict.fromkeys(runtime for _, runtime in rows))
-    lines = [f"| | {' | '.join(runtimes)} |", "|---|" + "---:|" * len(runtimes)]
+    """Time of the CPU over MobileNetV2's, run in the same way."""
+    found = _read("latency-1-thread.json")
+    rows = {(row["network"], row["way"]): row for row in found["rows"] if row["way"] != "operators"}
+    ways = list(dict.fromkeys(way for _, way in rows))
+    lines = [f"| | {' | '.join(ways)} |", "|---|" + "---:|" * len(ways)]
     for name in dict.fromkeys(name for name, _ in rows):
-        cells = (rows[name, runtime] for runtime in runtimes)
+        cells = (rows[name, way] for way in ways)
         lines.append(
             f"| `{name}` | "
-            + " | ".join(f"{cell['over_base']:.2f} ({readme._three(cell['milliseconds'])} ms)" for cell in cells)
+            + " | ".join(f"{cell['cpu_over_base']:.2f} ({readme._three(cell['cpu_milliseconds'])} ms)" for cell in cells)
             + " |"
         )
     environment = found["environment"]
-    return [*lines, "", f"Threads: {environment['threads']}. {readme._environment(found)}"]
+    busy = f"load average {environment['load_average'][0]} on {environment['cores']} cores"
+    return [*lines, "", f"Threads: {environment['threads']}; {busy}. {readme._environment(found)}"]
 
 
 def insert() -> list[str]:
