@@ -4,9 +4,13 @@ import os
 
 import pytest
 import torch
+from hypothesis import settings
 
 # Examples of the guide import what may not be installed; tests/integrations and tests/test_docs.py run them.
 collect_ignore = ["docs/examples"]
+
+# pytest --hypothesis-profile=large: as many random cases as anyone has the patience for.
+settings.register_profile("large", max_examples=500)
 
 if not torch.cuda.is_available():
     # Kernels run in Triton's interpreter, which has to be asked for before Triton is imported.

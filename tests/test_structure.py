@@ -24,8 +24,11 @@ ROOMS = [
     "models",
     "data",
     "measure",
+    "present",
+    "tasks",
     "training",
     "tables",
+    "study",
     "explain",
     "predict",
     "export",
@@ -38,7 +41,7 @@ ROOMS = [
 
 # Within ops: functions on the left may import those before them.
 OPS = [
-    "compat", "autocast", "fx", "checks", "coefficients", "attend", "grid", "reference", "torch_backend",
+    "compat", "autocast", "fx", "checks", "coefficients", "attend", "grid", "masks", "reference", "torch_backend",
     "matrix_products", "triton", "plan", "stages", "attention", "kronecker",
 ]  # fmt: skip
 
@@ -65,7 +68,7 @@ def room_of(name: str) -> str:
 
 def test_every_room_is_listed():
     rooms = {path.stem if path.is_file() else path.name for path in SOURCE.iterdir() if path.name[0] not in "_."}
-    assert rooms - {"weights", "recipes", "py"} <= {*ROOMS, "present"}
+    assert rooms - {"weights", "recipes", "studies", "py"} <= {*ROOMS}
 
 
 def test_contributing_has_the_same_list():
@@ -121,3 +124,13 @@ def test_no_import_hides_in_a_function():
         if inside and not name.startswith("kronattn.ops.triton.")
     ]
     assert hidden == []
+
+
+def test_no_room_imports_a_private_name_of_another():
+    found = [
+        f"{path.relative_to(SOURCE)}:{line} imports {name}"
+        for path in SOURCE.rglob("*.py")
+        for line, name, _ in imports(path)
+        if re.match(r"_(?!_)", name.split(".")[-1]) and room_of(name) != path.relative_to(SOURCE).parts[0]
+    ]
+    assert not found

@@ -64,7 +64,7 @@ def test_page_fetches_nothing(made):
 def test_figures_are_inside_and_described(made):
     _, page, _ = made
     images = [attributes for tag, attributes in Outline(page).tags if tag == "img"]
-    assert len(images) == 6
+    assert len(images) == 7
     for image in images:
         kind, data = image["src"].split(",", 1)
         assert kind == "data:image/svg+xml;base64"
@@ -105,8 +105,8 @@ def test_every_registered_section_is_linked(made):
 
 def test_failed_check_is_shown_and_exits_with_1(tmp_path, monkeypatch, capsys):
     import kronattn.report as package
+    from kronattn.present import Cell, Column, Group, Table
     from kronattn.report import Content, Section
-    from kronattn.tables.rendering import Cell, Column, Group, Table
 
     table = Table("Checks", [Column("")], [Group("", [[Cell("✗", tone="bad")]])])
     broken = Section("broken", "A <broken> section", lambda settings: Content("It fails.", [table], passed=False))

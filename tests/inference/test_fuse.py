@@ -125,6 +125,10 @@ def test_segmenters_at_many_sizes(name, build):
         AttnSkipModule(3, 3, attn_layer=lambda c: KroneckerAttention(c, "qkv", num_heads=3, scale=0.3)),
         AttnSkipModule(3, 3, attn_layer=lambda c: KroneckerAttention(c, coefficient_norm=None, project="", scale=2.0)),
         AttnSkipModule(3, 3, attn_layer=lambda c: KroneckerAttention(c, "qkv", layer_scale=0.5, mean="each")),
+        AttnSkipModule(3, 3, attn_layer=lambda c: KroneckerAttention(c, "qkv", gate=True, softmax="per_axis")),
+        AttnSkipModule(
+            3, 3, attn_layer=lambda c: KroneckerAttention(c, positions="learned", coefficient_norm="cosine")
+        ),
         AttnSkipModule(3, 3, attn_layer=nn.Identity),
     ],
     ids=lambda block: type(block).__name__,

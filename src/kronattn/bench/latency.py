@@ -27,7 +27,7 @@ from kronattn.measure import describe_environment
 from kronattn.models.files import Description
 from kronattn.models.registry import CLASSIFIERS, create_model
 from kronattn.ops import kronecker_attention
-from kronattn.tables.rendering import Cell, Column, Group, Table, format_significant
+from kronattn.present import Cell, Column, Group, Table, format_significant
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -55,13 +55,16 @@ def progress(items: Sequence[Item], description: str) -> Iterable[Item]:
 
 
 def check_writable(path: Path, option: str = "--output") -> Path:
-    """Refuse an output path that could not be written, before hours of work are spent on filling it."""
+    """Refuse an output path that could not be written, before hours of work are spent on filling it.
+
+    Nothing is made here: bad input that is found later is to leave no empty folders behind.
+    """
     if path.is_dir():
         raise IsADirectoryError(f"{option} {path} is a folder; give the path of a file")
     folder = path.parent
+    there = next(place for place in (folder, *folder.parents) if place.exists())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
         raise OSError(f"{option} {path}: cannot write into {folder} ({error.strerror})") from None
@@ -70,7 +73,7 @@ def check_writable(path: Path, option: str = "--output") -> Path:
 
 def check_figure(path: Path, option: str = "--output") -> None:
     """Refuse a path that a figure could not be drawn into, and say if what draws it is missing."""
-    from kronattn.tables.rendering import FIGURE_SUFFIXES, require_matplotlib
+    from kronattn.present import FIGURE_SUFFIXES, require_matplotlib
 
     if path.suffix.lower() not in FIGURE_SUFFIXES:
         raise ValueError(f"{option} must end in {' or '.join(FIGURE_SUFFIXES)}, got {path}")
@@ -80,6 +83,6 @@ def check_figure(path: Path, option: str = "--output") -> None:
 
 def write_figure(path: Path, figure: Any) -> None:
     """Write a matplotlib figure in the format that the path's suffix names."""
-    from kronattn.tables.rendering import figure_bytes
+    from kronattn.present import figure_bytes
 
     write_atomically(path, figure_bytes(figure, path.suffix.lower()[1:]))

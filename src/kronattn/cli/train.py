@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import typer
@@ -43,12 +43,12 @@ def train(
 
     Example: kronattn train --config recipes/digits.yaml --model kanet_qkv --seed 1 epochs=5 optimiser.lr=0.05
     """
+    from kronattn.tasks import find_task
     from kronattn.training.interruption import Interrupted
     from kronattn.training.precompile import precompiling
     from kronattn.training.recipe import load_recipe
     from kronattn.training.run import run_folder
     from kronattn.training.run import train as run
-    from kronattn.training.tasks import TASKS
 
     changes = overrides_of(context.args)
     named: dict[str, object] = {
@@ -80,7 +80,7 @@ def train(
     if json:
         print_json({**result, "folder": str(folder)})
         return
-    task = TASKS[recipe.task]
+    task = find_task(recipe.task)
     reached = f"{task.label} {100 * result[task.score]:.2f}% after the last of {result['epochs']} epochs"
     lines = [f"{result['model']} on {result['data']}, seed {result['seed']}: {reached}"]
     if result.get("best_epoch", result["epochs"]) != result["epochs"]:
@@ -98,12 +98,16 @@ def train(
 @contextmanager
 def _nothing_half_written(folder: Path) -> Iterator[None]:
     """Take a new run's folder away again where bad input ends it before its first checkpoint."""
-    new = not folder.exists()
+    # The folder itself, then those around it that are new with it.
+    new = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         yield
     except (ValueError, TypeError, OSError, ModuleNotFoundError):
         if new and not (folder / "last.ckpt").exists():
             shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # another run has come into them meanwhile
+                for place in new[1:]:
+                    place.rmdir()
         raise
 
 

@@ -26,7 +26,9 @@ def fused_attention(layer: nn.Module, matrix: Tensor, portable: bool = False) ->
     """
     if type(layer) is not KroneckerAttention or layer.num_heads > 1 or not set(layer.project) <= {"v"}:
         return None
-    if layer.coefficient_norm == "batch_per_key" or (layer.value_map is not None and not is_plain(layer.value_map)):
+    if layer.coefficient_norm not in (None, "batch") or layer.softmax != "joint" or layer.positions is not None:
+        return None
+    if not layer.is_linear_in_values or (layer.value_map is not None and not is_plain(layer.value_map)):
         return None
     fused = FusedKroneckerAttention(layer, matrix, portable)
     generator = torch.Generator().manual_seed(0)

@@ -7,8 +7,7 @@ training run hold the same description, so that either serves wherever a trained
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from kronattn.atomic import replacing
 from kronattn.extras import require_library
 from kronattn.models.registry import MODELS, create_model, packaged_names, packaged_weights
-from kronattn.models.weights import load_weights, unpack
+from kronattn.models.weights import load_weights, open_safetensors, read_file
 from kronattn.names import near_names
 
 __all__ = [
@@ -26,6 +25,7 @@ __all__ = [
     "DESCRIPTION_KEY",
     "Description",
     "build_model",
+    "find_weights",
     "load_model",
     "read_description",
     "read_weights",
@@ -48,7 +48,8 @@ class Description:
     centre of ``size`` × ``size`` taken, and normalised with ``mean`` and ``std`` (of values from 0 to 1); with
     ``keep_aspect`` it is the square in its middle that is scaled.
     ``data`` is the kind of dataset that it was trained on. Segmenters take images of any size; their ``ignore_index``
-    is the label of pixels that do not count, and ``palette`` has a colour for each class.
+    is the label of pixels that do not count, and ``palette`` has a colour for each class. ``shape`` is a sample's, with
+    its channels, where that is no square image; ``fold`` the one that was kept for the test, where there are folds.
 
     Example:
         >>> Description("kanet_kv", {"num_classes": 2}, ["cat", "dog"]).size
@@ -67,6 +68,8 @@ class Description:
     keep_aspect: bool = False
     ignore_index: int = 255
     palette: list[list[int]] = field(default_factory=list)
+    shape: list[int] = field(default_factory=list)
+    fold: int | None = None
 
     def some_classes(self, most: int = 20) -> str:
         """The classes by name, as many as a reader may want to see.
@@ -127,12 +130,7 @@ def load_model(source: str | Path) -> tuple[nn.Module, Description]:
         ...
         FileNotFoundError: there is no file nowhere.safetensors
     """
-    path = packaged_weights(str(source)) if str(source) in MODELS else Path(source)
-    if not path.exists() and path.suffix not in CHECKPOINT_SUFFIXES:
-        near = near_names(str(source), packaged_names())
-        raise FileNotFoundError(f"{source} is neither a file nor a network that comes with weights: {near}")
-    if (path / RUN_WEIGHTS).exists():
-        path = path / RUN_WEIGHTS
+    path = find_weights(source)
     state, description = read_weights(path)
     if description is None:
         raise ValueError(f"{path} does not say which network it belongs to: it was not written by kronattn")
@@ -143,6 +141,20 @@ def load_model(source: str | Path) -> tuple[nn.Module, Description]:
         model, {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     )
     return model.eval(), description
+
+
+def find_weights(source: str | Path) -> Path:
+    """The file of weights that is meant: a file, a run's folder, or the name of a network that comes with weights.
+
+    Example:
+        >>> find_weights("kanet_kv").name
+        'kanet_kv.safetensors'
+    """
+    path = packaged_weights(str(source)) if str(source) in MODELS else Path(source)
+    if not path.exists() and path.suffix not in CHECKPOINT_SUFFIXES:
+        near = near_names(str(source), packaged_names())
+        raise FileNotFoundError(f"{source} is neither a file nor a network that comes with weights: {near}")
+    return path / RUN_WEIGHTS if (path / RUN_WEIGHTS).exists() else path
 
 
 def build_model(name: str, options: Mapping[str, Any]) -> nn.Module:
@@ -157,19 +169,10 @@ def build_model(name: str, options: Mapping[str, Any]) -> nn.Module:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], Description | None]:
-    """The tensors of a safetensors file or of a checkpoint's network, and the description where there is one.
-
-    Files that hold anything but tensors and plain values are refused: nothing in them is ever executed.
-    """
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; give a .safetensors or .ckpt file")
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path)
-    state = unpack(path)
-    described = state.get(DESCRIPTION_KEY)
-    tensors = state.get("state_dict", state)
+    """The tensors of a safetensors file or of a checkpoint's network, and the description where there is one."""
+    content, metadata = read_file(path)
+    described = json.loads(metadata[DESCRIPTION_KEY]) if DESCRIPTION_KEY in metadata else content.get(DESCRIPTION_KEY)
+    tensors = content.get("state_dict", content)
     if any(name.startswith(_NETWORK) for name in tensors):
         tensors = {name.removeprefix(_NETWORK): t for name, t in tensors.items() if name.startswith(_NETWORK)}
     return tensors, Description.from_dict(described) if described else None
@@ -177,22 +180,6 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], Description | None]:
 
 def read_description(path: Path) -> Description | None:
     """What a safetensors file says of its weights, which are not read."""
-    with _opened(path) as file:
+    with open_safetensors(path) as file:
         described = (file.metadata() or {}).get(DESCRIPTION_KEY)
     return Description.from_dict(json.loads(described)) if described else None
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Description | None]:
-    with _opened(path) as file:
-        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return state, read_description(path)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    library = require_library("safetensors", "a file of weights", extra="vision")
-    try:
-        with library.safe_open(path, framework="pt") as file:
-            yield file
-    except library.SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file, or a broken one ({error})") from None

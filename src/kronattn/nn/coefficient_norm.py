@@ -103,7 +103,7 @@ class CoefficientNorm(nn.Module):
 
         ``update``: whether the running statistics follow the moments.
         """
-        if moments is None or moments.members == 0:
+        if moments is None or (not isinstance(moments.members, Tensor) and moments.members == 0):
             mean, variance = self.running_mean, self.running_var
         else:
             mean, variance = self._batch_statistics(moments, update)
@@ -121,18 +121,23 @@ class CoefficientNorm(nn.Module):
         if moments is None:
             # It has no gradient by the running statistics.
             return not (torch.is_grad_enabled() and (keys.requires_grad or self.weight.requires_grad))
-        return self.training and moments.members > 1
+        return self.training and not isinstance(moments.members, Tensor) and moments.members > 1
 
     def _batch_statistics(self, moments: Moments, update: bool) -> tuple[Tensor, Tensor]:
         mean, squares = moments.mean.flatten(), moments.squares.flatten()
-        members: int | Tensor = moments.members
+        members = moments.members
         if self._shares_statistics():
             members, mean, squares = _synchronise(Moments(moments.members, mean, squares), self.process_group)
-        elif members == 1:
+        elif not isinstance(members, Tensor) and members == 1:
             raise ValueError("batch norm of the coefficients needs more than one coefficient in a training batch")
+        others, known = members - 1, None
+        if isinstance(members, Tensor):
+            # A mask may leave none: zero over one, and nothing learned of it.
+            known = members > 0
+            members, others = members.clamp_min(1), (members - 1).clamp_min(1)
         if update:
             with torch.no_grad():
-                self._update_running(mean.detach(), squares.detach() / (members - 1))
+                self._update_running(mean.detach(), squares.detach() / others, known)
         return mean, squares / members
 
     def _shares_statistics(self) -> bool:
@@ -140,9 +145,11 @@ class CoefficientNorm(nn.Module):
             return False
         return dist.is_available() and dist.is_initialized() and dist.get_world_size(self.process_group) > 1
 
-    def _update_running(self, mean: Tensor, variance: Tensor) -> None:
+    def _update_running(self, mean: Tensor, variance: Tensor, known: Tensor | None) -> None:
         self.num_batches_tracked.add_(1)
         weight: float | Tensor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.float()
+        if known is not None:
+            weight = known.to(self.running_mean.dtype) * weight
         for running, current in ((self.running_mean, mean), (self.running_var, variance)):
             running.lerp_(current.to(running.dtype), weight)
 
@@ -170,9 +177,9 @@ def synchronise_coefficient_norms(module: nn.Module, process_group: Any = None) 
 
 def _synchronise(moments: Moments, group: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Moments of the batch across all processes; gradients flow back to each of them."""
-    members = moments.mean.new_tensor([float(moments.members)])
+    members = moments.mean.new_ones(1) * moments.members
     totals = _AllSum.apply(torch.cat([members, members * moments.mean]), group)
-    everyone, mean = totals[:1], totals[1:] / totals[:1]
+    everyone, mean = totals[:1], totals[1:] / totals[:1].clamp_min(1)
     # The deviation of this process's mean is known once the common mean is: a second, equally small message.
     squares = _AllSum.apply(moments.squares + members * (moments.mean - mean).square(), group)
     return everyone.detach(), mean, squares

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kronattn.data.images import read_image
 from kronattn.data.prepare import prepare_image
 from kronattn.inference import fuse_known
-from kronattn.predict.tasks import TASKS, Finding
+from kronattn.tasks import Finding, find_task
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -62,9 +62,7 @@ def predict_files(
         device: where it runs.
         track: wraps the loop over batches, in a progress bar for instance.
     """
-    if description.task not in TASKS:
-        raise ValueError(f"{description.model} is for {description.task}, which is none of {', '.join(TASKS)}")
-    task = TASKS[description.task]
+    task = find_task(description.task)
     model = model.to(device).eval()
     if torch.device(device).type == "cpu":
         model = fuse_known(model)
