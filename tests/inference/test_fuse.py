@@ -12,6 +12,7 @@ import kronattn
 from kronattn.inference import fuse_known, fuse_unsupported_reason
 from kronattn.inference.attention import FusedKroneckerAttention
 from kronattn.models.kanet import VARIANTS
+from kronattn.models.registry import packaged_names
 from kronattn.nn import AttnModule, AttnSkipModule, BaseModule, BaseSkipModule, ConvNormAct, KroneckerAttention
 from tests.trained import network, settled, small_network
 
@@ -92,13 +93,23 @@ def test_segmenters(name):
     assert_same(fused, model, [(65, 48)], batch=1)
 
 
+def assert_same_in_float64(form, model):
+    """Algebra alone: a network that was hardly trained can amplify float32's rounding to 3e-4 by itself."""
+    model = model.double()
+    fused = form(model)
+    for size in MANY_SIZES:
+        x = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        with torch.no_grad():
+            expected, found = model(x), fused(x)
+        assert (found - expected).abs().max() <= 1e-10 * expected.abs().max(), size
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("build", [untrained, trained])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_networks_at_many_sizes(name, build):
-    model = build(name, width=0.5)
     for form in FORMS.values():
-        assert_same(form(model), model, MANY_SIZES, batch=1)
+        assert_same_in_float64(form, build(name, width=0.25))
 
 
 @pytest.mark.sweep
@@ -106,7 +117,20 @@ def test_networks_at_many_sizes(name, build):
 @pytest.mark.parametrize("name", kronattn.list_models("segmentation"))
 def test_segmenters_at_many_sizes(name, build):
     model = build(name, backbone="kanet_kv", backbone_options={"width": 0.25})
-    assert_same(kronattn.fuse(model), model, MANY_SIZES, batch=1)
+    assert_same_in_float64(kronattn.fuse, model)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", packaged_names())
+def test_trained_weights_at_many_sizes(name):
+    """In float32, against the network in float32."""
+    model = kronattn.create_model(name, pretrained=True).eval()
+    fused = kronattn.fuse(model)
+    for size in MANY_SIZES:
+        x = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            expected, found = model(x), fused(x)
+        assert (found - expected).abs().max() <= 1e-5 * expected.abs().max(), size
 
 
 @pytest.mark.parametrize("form", FORMS)

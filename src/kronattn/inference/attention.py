@@ -54,7 +54,9 @@ class FusedKroneckerAttention(nn.Module):
         scale = torch.as_tensor(layer.scale, dtype=torch.float64)
         values = matrix.double()
         if layer.norm is not None:
-            scale = scale * layer.norm(torch.ones(1, 1, 1, device=matrix.device))[0].detach().double()
+            scale = (
+                scale * layer.norm(torch.ones(1, 1, 1, device=matrix.device, dtype=matrix.dtype))[0].detach().double()
+            )
         if layer.layer_scale is not None:
             values = values * layer.layer_scale.gain.detach().double()
         if layer.value_map is not None:
