@@ -11,8 +11,8 @@ from kronattn.ops.grid import axis_averages, outer_sum
 
 __all__ = ["matrices_of"]
 
-# Rows and columns of a map, together, up to which products are faster: 28 of 14×14 are, 56 of 28×28 are not (x86, one
-# and two threads).
+# Rows and columns of a map, together, up to which products are faster: 28 of 14×14 are, 56 of 28×28 are not (nodes of
+# onnxruntime on an AMD EPYC, one thread).
 _MOST_TOKENS = 32
 _kept: dict[tuple[int, int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 _MOST_KEPT = 64
