@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test test-kernels lint types unit docs test-oldest test-integrations walk clean
+.PHONY: setup demo test test-kernels test-sweep lint types unit docs test-oldest test-integrations walk clean
 
 setup: $(STAMP)
 
@@ -35,6 +35,10 @@ unit: setup
 # Every kernel, compiled for an H100 or H200 by the Triton that is installed; no GPU is needed.
 test-kernels: setup
 	$(BIN)/python -m pytest tests/ops/test_compiles_for_sm90.py
+
+# Every fused network at twenty sizes, before and after training: minutes.
+test-sweep: setup
+	$(BIN)/python -m pytest -m sweep tests/inference
 
 # Warnings are errors: a link to a page that is not there, a name that the API does not have.
 docs: setup
