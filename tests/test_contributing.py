@@ -59,4 +59,7 @@ def test_a_task_is_a_file_and_a_line(grading, tmp_path, capsys):
 
 def test_an_unknown_task_is_one_line(capsys):
     assert main(["train", "--config", "digits", "task=grading"]) == 2
-    assert "unknown task 'grading': known are classification, segmentation" in capsys.readouterr().err
+    assert (
+        "unknown task 'grading': known are classification, segmentation, spectrograms, volumes"
+        in capsys.readouterr().err
+    )

@@ -17,6 +17,9 @@ from kronattn.bench.operators import over_copy
 from kronattn.bench.shown import tables
 from kronattn.measure import Comparison, Row, Way, read_comparison
 from kronattn.present import NOTHING, Cell, Column, Table, round_significant, tabulate, to_markdown
+from kronattn.study.summary import summarise_study
+from kronattn.study.tables import part_table
+from kronattn.study.words import advice, findings
 from kronattn.tables.networks import from_json, network_tables
 from kronattn.tables.operators.table import printed
 
@@ -260,7 +263,34 @@ def int8() -> list[Table]:
     return [tabulate("", columns, read("export-int8"))]
 
 
-TABLES: dict[str, Mapping[str, Callable[[], list[Table]]]] = {
+# The longer study first: where both have a data set, it is the one to go by.
+STUDIES = ("study", "study-short")
+STUDY_FIGURE = "figures/study.svg"
+
+
+def studies() -> list[str | Table]:
+    """What the studies say of each data set: advice, findings and table; or that they were not done yet."""
+    shown: list[str | Table] = []
+    for name in STUDIES:
+        if not (RESULTS / f"{name}.json").exists():
+            continue
+        found = read(name)
+        devices = sorted({one["device"] for one in found["environments"] if one.get("device")})
+        hours = sum(run["seconds"] for run in found["runs"]) / 3600
+        done = f"{len(found['runs'])} runs, {hours:.1f} hours in all, many at once, on {', '.join(devices)}."
+        if not shown and (ROOT / "docs" / STUDY_FIGURE).exists():
+            done += f"\n\n![What each layer gains, with 95% intervals]({STUDY_FIGURE})"
+        rules = "\n".join(f"- {rule}" for rule in found["study"]["rules"])
+        shown += [f"## {found['study']['title']}", done, "The rules, written before the runs:", rules]
+        for part in summarise_study(found):
+            if part["runs"]:
+                sentences = "\n".join(f"- {sentence}" for sentence in findings(part))
+                shown += [f"### {part['title']}", f"**{advice(part)}**", sentences]
+                shown.append(replace(part_table(part, found["costs"]), title=""))
+    return shown or ["These studies have not been run yet: there is nothing to say."]
+
+
+TABLES: dict[str, Mapping[str, Callable[[], Sequence[str | Table]]]] = {
     "README.md": {
         "headline": headline,
         "imagenette": trained("imagenette", "parameters", "MAdd", "images a second"),
@@ -284,6 +314,7 @@ TABLES: dict[str, Mapping[str, Callable[[], list[Table]]]] = {
             images=("images", ","),
         ),
     },
+    "docs/when.md": {"study": studies},
     "docs/segmentation.md": {
         "camvid": trained("camvid", "over the first", "pixel accuracy", "MAdd", "peak memory", "images a second"),
         "camvid-test": evaluated(
@@ -342,11 +373,11 @@ def environment(found: Any) -> str:
     return f"{about['device']}, torch {about['torch'].split('+')[0]}, {about['date']}."
 
 
-def filled(page: Path, marked: Mapping[str, Callable[[], Sequence[Table]]]) -> str:
-    """A page with every marked table written anew."""
+def filled(page: Path, marked: Mapping[str, Callable[[], Sequence[str | Table]]]) -> str:
+    """A page with every marked table written anew, and text between them."""
     text = page.read_text()
     for name, make in marked.items():
-        content = "\n\n".join(to_markdown(table) for table in make())
+        content = "\n\n".join(part if isinstance(part, str) else to_markdown(part) for part in make())
         parts = re.split(rf"<!-- {name} -->.*?<!-- /{name} -->", text, flags=re.DOTALL)
         if len(parts) != 2:
             raise SystemExit(f"{page.name} has {len(parts) - 1} tables marked {name!r}, expected one")

@@ -128,7 +128,7 @@ def test_list_weights(capsys):
         (["evaluate", "kanet_kv", "--device", "abacus"], "device must be auto, cpu, cuda or mps, not 'abacus'"),
         (["export", "-w", "kanet_kv", "-o", "."], "is a folder; give the path of a file"),
         (["list", "modles"], "No such command 'modles'"),
-        (["list", "models", "--task", "driving"], "task must be classification or segmentation, not 'driving'"),
+        (["list", "models", "--task", "driving"], "task must be classification, segmentation, volumes, not 'driving'"),
         (["bench", "operators", "--device", "tpu"], "device must be auto, cpu, cuda or mps"),
     ],
 )

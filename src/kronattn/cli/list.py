@@ -23,7 +23,7 @@ def _list() -> None: ...
 
 @app.command()
 def models(
-    task: Annotated[str | None, typer.Option(help="classification or segmentation. Default: both.")] = None,
+    task: Annotated[str | None, typer.Option(help="classification, segmentation or volumes. Default: all.")] = None,
     json: Json = False,
 ) -> None:
     """The networks, what each is for, and whether weights come with it.

@@ -48,7 +48,8 @@ class Description:
     centre of ``size`` × ``size`` taken, and normalised with ``mean`` and ``std`` (of values from 0 to 1); with
     ``keep_aspect`` it is the square in its middle that is scaled.
     ``data`` is the kind of dataset that it was trained on. Segmenters take images of any size; their ``ignore_index``
-    is the label of pixels that do not count, and ``palette`` has a colour for each class.
+    is the label of pixels that do not count, and ``palette`` has a colour for each class. ``shape`` is a sample's, with
+    its channels, where that is no square image; ``fold`` the one that was kept for the test, where there are folds.
 
     Example:
         >>> Description("kanet_kv", {"num_classes": 2}, ["cat", "dog"]).size
@@ -67,6 +68,8 @@ class Description:
     keep_aspect: bool = False
     ignore_index: int = 255
     palette: list[list[int]] = field(default_factory=list)
+    shape: list[int] = field(default_factory=list)
+    fold: int | None = None
 
     def some_classes(self, most: int = 20) -> str:
         """The classes by name, as many as a reader may want to see.

@@ -3,13 +3,17 @@
 from kronattn.names import near_names
 from kronattn.tasks.classification import Classification
 from kronattn.tasks.segmentation import Segmentation
+from kronattn.tasks.spectrograms import Spectrograms
 from kronattn.tasks.task import Finding, Interpretation, Task
+from kronattn.tasks.volumes import Volumes
 
 __all__ = ["TASKS", "Finding", "Interpretation", "Task", "find_task"]
 
 TASKS: dict[str, Task] = {
     "classification": Classification(),
     "segmentation": Segmentation(),
+    "spectrograms": Spectrograms(),
+    "volumes": Volumes(),
 }
 
 
@@ -22,7 +26,7 @@ def find_task(name: str) -> Task:
         >>> find_task("detection")
         Traceback (most recent call last):
         ...
-        ValueError: unknown task 'detection': known are classification, segmentation
+        ValueError: unknown task 'detection': known are classification, segmentation, spectrograms, volumes
     """
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}: {near_names(name, TASKS)}")
