@@ -30,8 +30,10 @@ def run(tmp_path) -> Path:
     folder.mkdir()
     weights_file(folder, "kanet_qkv").rename(folder / "weights.safetensors")
     (folder / "config.yaml").write_text(recipe_yaml(load_recipe("imagenette/kanet_qkv")))
-    result = {"top1": 0.9, "parameters": 3, "size": 64, "madd": 5, "epochs": 60, "best_epoch": 55, "seed": 0}
+    # Figures of the last epoch, as in every run; those of the epoch whose weights are kept are in the history.
+    result = {"top1": 0.8, "parameters": 3, "size": 64, "madd": 5, "epochs": 60, "best_epoch": 55, "seed": 0}
     (folder / "result.json").write_text(json.dumps(result | {"environment": {"torch": "2.15.0"}}))
+    (folder / "history.csv").write_text("epoch,train/loss,val/top1\n54,1.0,\n55,0.9,0.9\n60,0.8,0.8\n")
     return folder
 
 
@@ -63,14 +65,22 @@ def test_weights_in_half_precision_and_a_card(tool, run, package, capsys):
         "half precision",
     ):
         assert text in card
+    assert "80.00%" not in card
     assert "weights-last" not in card
     assert "kanet_qkv.safetensors: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("missing", ["weights.safetensors", "result.json", "config.yaml"])
+@pytest.mark.parametrize("missing", ["weights.safetensors", "result.json", "history.csv", "config.yaml"])
 def test_a_folder_that_is_no_run(tool, run, package, missing):
     (run / missing).unlink()
     with pytest.raises(SystemExit, match=f"run is no folder of a training run: there is no {missing} in it"):
+        tool.main([str(run), "--into", str(package)])
+    assert len(list(package.iterdir())) == 2
+
+
+def test_a_history_without_the_epoch(tool, run, package):
+    (run / "history.csv").write_text("epoch,train/loss,val/top1\n60,0.8,0.8\n")
+    with pytest.raises(SystemExit, match="history.csv has no epoch 55, whose weights these are"):
         tool.main([str(run), "--into", str(package)])
     assert len(list(package.iterdir())) == 2
 

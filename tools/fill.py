@@ -296,6 +296,7 @@ TABLES: dict[str, Mapping[str, Callable[[], Sequence[str | Table]]]] = {
         "imagenette": trained("imagenette", "parameters", "MAdd", "images a second"),
         "camvid": trained("camvid", "pixel accuracy", "images a second", "peak memory"),
     },
+    "docs/concepts.md": {"mean-once": trained("mean-once-h200", "over the first")},
     "docs/tables.md": {"table2": command("operators-cpu"), "networks": counts},
     "docs/use.md": {"int8": int8, "exports": exports, "converters": converters, "latency": command("export-cpu")},
     "docs/kernels.md": {"kernels": kernels},

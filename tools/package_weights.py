@@ -2,24 +2,27 @@
 
     python tools/package_weights.py RUN_FOLDER... [--instead-of NAME]
 
-A run's folder is what `kronattn train` and `kronattn compare` leave: config.yaml, result.json, weights.safetensors.
+A run's folder is what `kronattn train` and `kronattn compare` leave: config.yaml, history.csv, result.json,
+weights.safetensors.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from kronattn.models.files import load_model, save_model
 from kronattn.training.card import model_card
 from kronattn.training.recipe import load_recipe
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "kronattn" / "weights"
-NEEDED = ("weights.safetensors", "result.json", "config.yaml")
+NEEDED = ("weights.safetensors", "result.json", "history.csv", "config.yaml")
 MOST_BYTES = 8_000_000
 HALF = """
 Matrices and kernels of the file are in half precision; the figures above were taken before they were rounded.
@@ -43,7 +46,7 @@ def package(folder: Path, into: Path = PACKAGE) -> Path:
     if missing:
         raise SystemExit(f"{folder} is no folder of a training run: there is no {', no '.join(missing)} in it")
     network, description = load_model(folder / "weights.safetensors")
-    result = json.loads((folder / "result.json").read_text())
+    result = figures_of_the_weights(folder)
     # The package has one file for each network: the card names no other.
     card = model_card(description, load_recipe(folder / "config.yaml"), result, with_last=False)
     target = into / f"{description.model}.safetensors"
@@ -55,6 +58,18 @@ def package(folder: Path, into: Path = PACKAGE) -> Path:
         shutil.move(small, target)
     target.with_suffix(".md").write_text(card + NOTES.get(description.model, "") + HALF)
     return target
+
+
+def figures_of_the_weights(folder: Path) -> dict[str, Any]:
+    """A run's result with the validation figures of its best epoch, whose weights are kept: its own are the last's."""
+    result = json.loads((folder / "result.json").read_text())
+    epoch = result.get("best_epoch", result["epochs"])
+    with (folder / "history.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if int(row["epoch"]) == epoch]
+    if not rows:
+        raise SystemExit(f"{folder / 'history.csv'} has no epoch {epoch}, whose weights these are")
+    validated = {name.removeprefix("val/"): value for name, value in rows[-1].items() if name.startswith("val/")}
+    return result | {name: float(value) for name, value in validated.items() if value}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -329,7 +329,7 @@ class TestErrors:
             kronattn.create_model("kanet_kv", num_clases=3)
 
     def test_no_weights(self):
-        with pytest.raises(ValueError, match="no pretrained weights for 'attnnet': there are for kanet_kv, kanet_qkv"):
+        with pytest.raises(ValueError, match="no pretrained weights for 'attnnet': there are for kanet_kv, kanet_qkv$"):
             kronattn.create_model("attnnet", pretrained=True)
 
     @pytest.mark.parametrize(
