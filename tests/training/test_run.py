@@ -35,7 +35,7 @@ def same_weights(one: Path, other: Path) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_what_a_run_leaves(recipe, tmp_path):
+def test_what_a_run_leaves(recipe, tmp_path, with_curves):
     result = train(recipe, folder=tmp_path / "run")
     run = tmp_path / "run"
     names = {path.name.split(".")[0] for path in run.iterdir()}

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kronattn.cli import main
@@ -93,7 +93,6 @@ def plainly(truth: np.ndarray, predicted: np.ndarray, classes: int, ignore: int)
     return float((truth == predicted).mean()), float(np.mean(ious))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**31), st.integers(2, 8), st.sampled_from([255, 11]), st.integers(1, 3))
 def test_metric_is_plain_counting(seed, classes, ignore, batches):
     generator = np.random.default_rng(seed)

@@ -214,7 +214,8 @@ def _finish(
     device = module.trainer.strategy.root_device
     counted = build_model(recipe.model.name, description.options).eval()
     # The weights that are kept under the plain name are those that validated best; what ran to the end is beside them.
-    best = next(row for row in rows if row["epoch"] == unpack(folder / BEST)["epoch"] + 1)
+    best_epoch = unpack(folder / BEST)["epoch"] + 1
+    best = next(row for row in rows if row["epoch"] == best_epoch)
     result: dict[str, Any] = {
         "task": recipe.task,
         "data": recipe.data.name,
