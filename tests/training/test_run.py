@@ -98,7 +98,8 @@ def test_killed_and_resumed(recipe_file, tmp_path, in_memory):
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / "killed" / "result.json").exists()
-    (tmp_path / "killed" / ".last.ckpt.abc").write_text("half of a checkpoint")
+    for name in (".last.ckpt.abc", ".history.csv.abc", ".weights.safetensors.abc", ".curves.png.abc"):
+        (tmp_path / "killed" / name).write_text("half of a file")
     result = train(recipe, folder=tmp_path / "killed", resume=True)
     assert same_weights(tmp_path / "whole", tmp_path / "killed")
     histories = [(tmp_path / name / "history.csv").read_text() for name in ("whole", "killed")]

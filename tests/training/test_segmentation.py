@@ -161,6 +161,8 @@ def test_a_killed_runs_steps_are_repeated(places, tmp_path):
     train(recipe, folder=tmp_path / "cut", resume=True)
     whole, cut = (load_model(tmp_path / name / "weights.safetensors")[0].state_dict() for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    histories = [(tmp_path / name / "history.csv").read_text() for name in ("whole", "cut")]
+    assert histories[0] == histories[1]
 
 
 def test_bad_pairs(places, tmp_path, capsys):

@@ -43,6 +43,7 @@ __all__ = ["quiet", "read_result", "run_folder", "train"]
 CONFIG, HISTORY, RESULT, CURVES = "config.yaml", "history.csv", "result.json", "curves.png"
 WEIGHTS, LAST_WEIGHTS, CARD = "weights.safetensors", "weights-last.safetensors", "README.md"
 LAST, BEST = "last.ckpt", "best.ckpt"
+_WRITTEN = (CONFIG, HISTORY, RESULT, CURVES, WEIGHTS, LAST_WEIGHTS, CARD, LAST, BEST)
 
 
 def run_folder(recipe: Recipe, name: str = "run") -> Path:
@@ -146,7 +147,7 @@ def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
             raise FileExistsError(f"{folder} holds a run already: --resume continues it, --output takes another folder")
         check_resumable(last, recipe.model.name)
     folder.mkdir(parents=True, exist_ok=True)
-    for unfinished in folder.glob(".*.ckpt.*"):
+    for unfinished in (path for name in _WRITTEN for path in folder.glob(f".{name}.*")):
         # Of a process that was killed while it wrote.
         unfinished.unlink()
     write_atomically(folder / CONFIG, recipe_yaml(recipe))
@@ -241,7 +242,8 @@ def _finish(
     figure = draw_curves(
         rows, task.score, task.label, title=f"{recipe.model.name} on {recipe.data.name}, seed {recipe.seed}"
     )
-    figure.savefig(folder / CURVES, dpi=150)
+    with replacing(folder / CURVES) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
     write_atomically(folder / RESULT, json.dumps(result, indent=2) + "\n")
     return result
 
