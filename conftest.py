@@ -15,6 +15,9 @@ settings.register_profile("ci", max_examples=40, derandomize=True, **_ALWAYS)
 settings.register_profile("large", max_examples=3000, **_ALWAYS)
 settings.load_profile("ci")
 
+# Commands that tests start have a choice made for them: how busy the machine is should make no difference.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 if not torch.cuda.is_available():
     # Kernels run in Triton's interpreter, which has to be asked for before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")

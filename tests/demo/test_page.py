@@ -230,6 +230,20 @@ def upload(address: str, size: int) -> int | None:
         connection.close()
 
 
+def test_uploads_go_with_the_page(weights, tmp_path):
+    """Also where a service manager ends it: that is SIGTERM."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-u", "-m", "kronattn.cli", "demo", "--weights", str(weights), "--port", "0"]
+    errors = tmp_path / "stderr"
+    with errors.open("w") as log:
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        assert upload(_announced(server, errors), 2**10) == 200
+    assert list(tmp_path.glob("kronattn-demo-*/uploads/*"))
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(120) == 128 + signal.SIGTERM
+    assert not list(tmp_path.glob("kronattn-demo-*"))
+
+
 def test_a_port_in_use_is_one_line(weights, capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -80,9 +80,9 @@ def _soak(name: str, options: argparse.Namespace, seconds: float) -> tuple[dict[
     _, shared, on_gpu = PARTS[name]
     device = options.device if on_gpu else "cpu"
     workers = options.processes if shared else 1
-    start, deadline = time.monotonic(), time.time() + seconds
+    start = time.monotonic()
     each = None if options.cases is None else -(-options.cases // workers)
-    jobs = [(name, options.seed * _STRIDE + first, workers, deadline, each, device) for first in range(workers)]
+    jobs = [(name, options.seed * _STRIDE + first, workers, seconds, each, device) for first in range(workers)]
     tally = Tally()
     if workers == 1:
         tally.merge(_work(*jobs[0]))
@@ -97,15 +97,15 @@ def _soak(name: str, options: argparse.Namespace, seconds: float) -> tuple[dict[
     return {"command": command, "environment": environment} | tally.as_dict(), tally.failed
 
 
-def _work(name: str, first: int, step: int, deadline: float, most: int | None, device: str) -> Tally:
-    """One process's cases: every ``step``-th number from ``first`` on."""
+def _work(name: str, first: int, step: int, seconds: float, most: int | None, device: str) -> Tally:
+    """One process's cases: every ``step``-th number from ``first`` on, for so many seconds once all is prepared."""
     torch.set_num_threads(1)
     tally = Tally()
     with tempfile.TemporaryDirectory(prefix="kronattn-soak-") as folder:
         part = _part(name, Path(folder), device)
-        number = first
+        number, deadline = first, time.monotonic() + seconds
         try:
-            while time.time() < deadline and (most is None or tally.cases < most):
+            while time.monotonic() < deadline and (most is None or tally.cases < most):
                 outcome = _careful(part, number)
                 for wrong in outcome.wrong:
                     print(

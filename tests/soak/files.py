@@ -1,7 +1,7 @@
 """Bad files through every command that reads any: one line and exit code 2, or an answer; nothing else.
 
-Each case is a process forked off this one, with a folder of its own to work in, a limit on its memory and on its time. It
-may write where it was told to, and nowhere else.
+Each case is a process forked off this one, with a folder of its own to work in, a limit on its memory and on its time.
+It may write where it was told to, and nowhere else.
 """
 
 from __future__ import annotations

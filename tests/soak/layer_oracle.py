@@ -14,13 +14,11 @@ from kronattn.ops.attention import pool_grid
 
 def expected(layer: Any, query: Tensor, key: Tensor, value: Tensor, residual: Tensor | None) -> dict[str, Tensor]:
     """Output and, in training, the statistics that the layer has afterwards."""
-    grid, key_grid = query.shape[2:], key.shape[2:]
+    grid = query.shape[2:]
     if isinstance(layer, DenseAttention) and layer.pool is not None:
         key, value = pool_grid(key, layer.pool), pool_grid(value, layer.pool)
-        key_grid = key.shape[2:]
     query, key, value = (
-        _mapped(linear, x)
-        for linear, x in ((layer.query_map, query), (layer.key_map, key), (layer.value_map, value))
+        _mapped(linear, x) for linear, x in ((layer.query_map, query), (layer.key_map, key), (layer.value_map, value))
     )
     tokens = isinstance(layer, KroneckerAttention) and layer.mode == "qkv"
     queries = reference.axis_averages(query) if tokens else query.flatten(2)

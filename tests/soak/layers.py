@@ -192,7 +192,9 @@ def _exact(layer: Any, inputs: list[Tensor], residual: str | None) -> dict[str, 
     return {name: x.detach() for name, x in found.items()}
 
 
-def _actual(layer: Any, inputs: list[Tensor], residual: str | None, dtype: torch.dtype, layout: str) -> dict[str, Tensor]:
+def _actual(
+    layer: Any, inputs: list[Tensor], residual: str | None, dtype: torch.dtype, layout: str
+) -> dict[str, Tensor]:
     half = dtype == torch.bfloat16
     layer = copy.deepcopy(layer).to(torch.float32 if half else dtype)
     inputs = [lay_out(x.detach().to(dtype), layout).detach() for x in inputs]

@@ -16,7 +16,21 @@ from PIL import Image
 
 # Numbers at the edges of what fields hold.
 _EDGES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF)
-_TEXTS = ("", "nan", "-1", "1e309", "[", "{", "é\u202e", "\x00", "../../outside", "/etc/passwd", "~", "!!python/object", "9" * 400)
+_TEXTS = (
+    "",
+    "nan",
+    "-1",
+    "1e309",
+    "[",
+    "{",
+    "é\u202e",
+    "\x00",
+    "../../outside",
+    "/etc/passwd",
+    "~",
+    "!!python/object",
+    "9" * 400,
+)
 
 
 def by_bytes(data: bytes, draw: Random) -> tuple[str, bytes]:
@@ -135,12 +149,13 @@ def checkpoint(data: bytes, draw: Random) -> tuple[str, bytes]:
 
 def archive(data: bytes, draw: Random) -> tuple[str, bytes]:
     """The tar archive with members that point elsewhere, are no files, or claim another size."""
-    source, target = tarfile.open(fileobj=io.BytesIO(data)), io.BytesIO()
-    chosen = draw.randrange(len(source.getmembers()))
+    target = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(data)) as source:
+        members = [(member, source.extractfile(member).read() if member.isfile() else b"") for member in source]
+    chosen = draw.randrange(len(members))
     action = draw.choice(["outside", "absolute", "link", "hard link", "device", "fifo", "content", "twice", "size"])
     with tarfile.open(fileobj=target, mode="w") as made:
-        for index, member in enumerate(source.getmembers()):
-            content = source.extractfile(member).read() if member.isfile() else b""
+        for index, (member, content) in enumerate(members):
             if index == chosen:
                 if action in ("outside", "absolute"):
                     member.name = ("../../outside/" if action == "outside" else "/tmp/kronattn-outside/") + member.name

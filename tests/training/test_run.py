@@ -82,7 +82,8 @@ def test_a_config_that_a_run_used_repeats_it(recipe, tmp_path):
     assert same_weights(tmp_path / "a", tmp_path / "b")
 
 
-@pytest.mark.parametrize("in_memory", ["yes", "no"])
+# The soak kills runs of both kinds at any moment.
+@pytest.mark.parametrize("in_memory", [pytest.param("yes", marks=pytest.mark.slow), "no"])
 def test_killed_and_resumed(recipe_file, tmp_path, in_memory):
     """SIGKILL in the middle of an epoch; the resumed run ends with the same weights, bit for bit."""
     settings = (f"data.in_memory={in_memory}", "data.workers=1", "epochs=4")
@@ -224,7 +225,7 @@ def test_mixing_compiling_and_a_network_of_timms(recipe_file, tmp_path):
     assert result["model"] == "timm/resnet10t"
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_papers_recipe_end_to_end(folder, tmp_path, processes):
     """On a tiny folder in ImageNet's layout; two processes through Lightning's DDP, as under torchrun."""
     settings = ["epochs=1", "batch_size=8", f"devices={processes}", "accelerator=cpu", "precision=32-true"]

@@ -38,9 +38,9 @@ CSS = """
 """
 
 # Tells the page where the pointer is on a view, in the picture's own pixels: at most eight times a second while it
-# moves, where it came to rest, and a click at once. The number at the end makes each of them a change, so that a place is
-# told again after the picture has changed under it. The box around the picture is what is listened to: the page puts a
-# new picture in while a button is held down, and a click belongs to what it began and ended on.
+# moves, where it came to rest, and a click at once. The number at the end makes each of them a change, so that a place
+# is told again after the picture has changed under it. The box around the picture is what is listened to: the page puts
+# a new picture in while a button is held down, and a click belongs to what it began and ended on.
 FOLLOW_POINTER = """<script>
 (() => {
   let last = 0, count = 0, waiting;

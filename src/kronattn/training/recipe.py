@@ -187,6 +187,8 @@ class Recipe:
         accelerator: Lightning's: "auto", "cpu", "gpu".
         devices: processes, one for each device.
         nodes: machines.
+        threads: of the CPU; the bits of a run on the CPU depend on their number, so ``kronattn train`` notes here
+            what it ran with.
         output: the run's folder; ``runs/<recipe>-<model>-seed<n>`` by default.
     """
 
@@ -212,14 +214,16 @@ class Recipe:
     accelerator: str = "auto"
     devices: int = 1
     nodes: int = 1
+    threads: int | None = None
     output: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "devices", "nodes", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.iterations is not None and self.iterations < 1:
-            raise ValueError(f"iterations must be at least 1, not {self.iterations}")
+        for name in ("iterations", "threads"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ValueError(f"{name} must be at least 1, not {count}")
         processes = self.devices * self.nodes
         if self.freeze_epochs < 0:
             raise ValueError(f"freeze_epochs must be at least 0, not {self.freeze_epochs}")
