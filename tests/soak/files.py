@@ -76,8 +76,9 @@ class Files:
     def _changed(self, kind: str, data: bytes, draw: Random) -> tuple[str, bytes]:
         if kind == "recipe" and draw.random() < 0.75:
             return mutations.recipe(yaml.safe_load(data), draw)
-        if kind in mutations.STRUCTURES and draw.random() < 0.5:
-            return mutations.STRUCTURES[kind](data, draw)
+        structure = {"labelled image": "image", "segmenter": "safetensors"}.get(kind, kind)
+        if structure in mutations.STRUCTURES and draw.random() < 0.5:
+            return mutations.STRUCTURES[structure](data, draw)
         return mutations.by_bytes(data, draw)
 
     def _write_good(self) -> None:
@@ -140,8 +141,7 @@ TARGETS = {
     "recipe": "recipe.yaml",
     "onnx": "model.onnx",
 }
-mutations.STRUCTURES["labelled image"] = mutations.STRUCTURES["image"]
-mutations.STRUCTURES["segmenter"] = mutations.STRUCTURES["safetensors"]
+
 
 _NETWORK = "in/network.safetensors"
 _SEGMENTER = "in/segmenter.safetensors"

@@ -66,8 +66,10 @@ class Page:
         self._log.close()
         said = (self.folder / "log").read_text()
         wrong = [] if alive else [f"the server ended by itself: {said[-900:]}"]
-        if "Traceback" in said:
-            wrong.append(f"the server printed a traceback: {said[said.index('Traceback') :][:1500]}")
+        # Gradio writes down every path that it refuses, and every call that no browser makes: those are not ours.
+        for trace in said.split("Traceback (most recent call last):")[1:]:
+            if "/kronattn/" in trace:
+                wrong.append(f"the server printed a traceback: {trace[-900:]}")
         # PyTorch's folder for compiled code and Gradio's own, which stays empty, are not ours.
         if left := [path.name for path in (self.folder / "temporary").rglob("*") if "uploads" in path.parts]:
             wrong.append(f"left behind when the page went: {left[:5]}")
@@ -110,7 +112,7 @@ class Page:
         picture(draw.randrange(100), (draw.choice([8, 90, 700]), draw.choice([8, 120, 900]))).save(stream, "PNG")
         answer, wrong, text = self._shown(stream.getvalue(), "a.png", visitor)
         if answer == "answered" and "attends most to" not in text:
-            wrong = [*wrong, f"no attention for a whole image: {text[:300]}"]
+            wrong = [*wrong, f"no attention for a whole image: {text[text.rindex('process_completed') :][:500]}"]
         if answer == "answered":
             # The same visitor moves the pointer.
             spot = ",".join(draw.choice(["10", "-5", "99999", "nan", "", "1e9"]) for _ in range(5))
@@ -152,7 +154,7 @@ class Page:
     def _path(self, draw: Random, visitor: str) -> tuple[str, list[str]]:
         """Files of the computer, handed in as if they had been uploaded."""
         path = draw.choice(ELSEWHERE)
-        answer, wrong, text = self._call(self._take, [_file(path), 0, "kv", "qkv"], visitor)
+        answer, wrong, text = self._call(self._take, [_file(path), 0, "kv", "qkv"], visitor, words=False)
         return answer, [*wrong, f"{path} was read"] if "root:" in text else wrong
 
     def _text(self, draw: Random, visitor: str) -> tuple[str, list[str]]:
@@ -177,7 +179,7 @@ class Page:
         body = head.encode() + content + b"\r\n--x--\r\n"
         return self._request("POST", "/gradio_api/upload", body, {"Content-Type": "multipart/form-data; boundary=x"})
 
-    def _call(self, function: int, data: list[Any], visitor: str) -> tuple[str, list[str], str]:
+    def _call(self, function: int, data: list[Any], visitor: str, words: bool = True) -> tuple[str, list[str], str]:
         """As the page's script does: into the queue, and what comes of it from there."""
         body = json.dumps({"data": data, "fn_index": function, "session_hash": visitor})
         status, text = self._request("POST", "/gradio_api/queue/join", body, {"Content-Type": "application/json"})
@@ -187,6 +189,11 @@ class Page:
         _, text = self._request("GET", f"/gradio_api/queue/data?session_hash={visitor}", until=b"process_completed")
         if "process_completed" not in text:
             return "no answer", [f"a call was never completed: {text[-300:]}"], text
+        if '"success":false' in text:
+            # Gradio refuses paths by itself, without a word; whatever else ends like this ended without a reason.
+            end = text[text.rindex("process_completed") :]
+            wordless = [f"an error without a word: {end[:300]}"] if words and '"error":null' in end else []
+            return "refused", wordless, text
         return "answered", _leaks(text), text
 
     def _request(
