@@ -25,7 +25,7 @@ import torch
 
 from kronattn.atomic import write_atomically
 from kronattn.measure import describe_environment
-from tests.soak.part import Outcome, Part, Tally
+from tests.soak.part import CASES_OF_A_SEED, Outcome, Part, Tally
 
 # Module, whether several processes share its cases, whether it runs on a GPU.
 PARTS = {
@@ -36,9 +36,9 @@ PARTS = {
     "page": ("tests.soak.page", False, False),
     "threads": ("tests.soak.threads", False, True),
 }
+# Seconds.
+_TELLS_EVERY = 60
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "soak.json"
-# Numbers of cases that one seed has to itself.
-_STRIDE = 10_000_000
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,7 +82,7 @@ def _soak(name: str, options: argparse.Namespace, seconds: float) -> tuple[dict[
     workers = options.processes if shared else 1
     start = time.monotonic()
     each = None if options.cases is None else -(-options.cases // workers)
-    jobs = [(name, options.seed * _STRIDE + first, workers, seconds, each, device) for first in range(workers)]
+    jobs = [(name, options.seed * CASES_OF_A_SEED + first, workers, seconds, each, device) for first in range(workers)]
     tally = Tally()
     if workers == 1:
         tally.merge(_work(*jobs[0]))
@@ -103,7 +103,7 @@ def _work(name: str, first: int, step: int, seconds: float, most: int | None, de
     tally = Tally()
     with tempfile.TemporaryDirectory(prefix="kronattn-soak-") as folder:
         part = _part(name, Path(folder), device)
-        number, deadline = first, time.monotonic() + seconds
+        number, deadline, told = first, time.monotonic() + seconds, time.monotonic()
         try:
             while time.monotonic() < deadline and (most is None or tally.cases < most):
                 outcome = _careful(part, number)
@@ -115,6 +115,9 @@ def _work(name: str, first: int, step: int, seconds: float, most: int | None, de
                     )
                 tally.add(number, outcome)
                 number += step
+                if time.monotonic() - told > _TELLS_EVERY and first % step == 0:
+                    told = time.monotonic()
+                    print(f"{name}: {step * tally.cases:,} cases so far", flush=True)
         finally:
             figures = dict(part.close())
             for wrong in figures.pop("wrong", []):

@@ -28,7 +28,7 @@ from kronattn.training.run import train
 from tests.data.segmentation_folders import write_folder
 from tests.soak.part import Outcome
 
-COMMON = ("precision=32-true", "compile=false", "deterministic=true")
+COMMON = ("precision=32-true", "deterministic=true")
 # For each task, what its runs are after.
 TASKS = {
     "classification": (
@@ -76,6 +76,8 @@ class Kills:
     def __init__(self, folder: Path, device: str) -> None:
         self.folder = folder
         self.accelerator = "gpu" if device.startswith("cuda") else "cpu"
+        # Processes can be forked off as long as this one has not asked the GPU for anything, its number included.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         self._whole: dict[tuple[str, ...], Whole] = {}
         self._data = {"classification": _images(folder / "images"), "segmentation": folder / "masks"}
         write_folder(folder / "masks", {"train": 6, "val": 2})
@@ -97,13 +99,18 @@ class Kills:
             f"data.in_memory={memory}",
             f"data.workers={draw.choice([0, 1])}",
             f"ema={ema}",
+            # Every second of three epochs: the last is validated when training is over.
+            f"validate_every={draw.choice([1, 2])}",
             f"optimiser={{name: {optimiser}, lr: 0.002}}",
         )
+        # On a GPU steps are CUDA graphs, or not.
+        compiled = draw.choice(["auto", "false"]) if self.accelerator == "gpu" else "false"
+        settings = (*settings, f"compile={compiled}")
         config = self._config(task)
         whole = self._undisturbed(config, settings)
         folder = self.folder / f"killed-{number}"
         outcome = Outcome()
-        labels = {"task": task, "in_memory": memory, "ema": ema, "optimiser": optimiser}
+        labels = {"task": task, "in_memory": memory, "ema": ema, "optimiser": optimiser, "compile": compiled}
         for _ in range(draw.choice([1, 1, 2, 3])):
             kind = draw.choice(["moment", "moment", "checkpoint", "full disk"])
             hit = self._disturb(kind, draw, config, settings, folder, whole)

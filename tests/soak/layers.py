@@ -22,7 +22,7 @@ from kronattn.ops.plan import kernels_unsupported_reason, override_plan
 from tests.ops.cases import LAYOUTS, lay_out, poison_empty
 from tests.soak.comparing import described, errors
 from tests.soak.layer_oracle import expected
-from tests.soak.part import Outcome
+from tests.soak.part import Outcome, shapes_of
 
 # As in tests/nn/test_attention_on_kernels.py: maps and norms are a few more roundings than an operator has. Half
 # precision is that of autocast, with weights in float32.
@@ -43,6 +43,9 @@ OPTIONS: dict[str, list[Any]] = {
 }
 # The first is given always, grid follows from the input, and the last two are where and how weights are made.
 _NOT_DRAWN = {"channels", "grid", "device", "dtype"}
+
+# Options that decide about sizes.
+_SHAPING = {"num_heads", "project", "qk_channels", "out_channels", "pool"}
 
 SIZES = {1: (2, 5, 16, 33), 2: (1, 2, 3, 5, 7, 14), 3: (2, 3, 5), 4: (2, 3)}
 
@@ -90,21 +93,23 @@ class Layers:
     def _drawn(
         self, draw: Random, number: int, kind: Any, small: bool
     ) -> tuple[nn.Module, list[Tensor], str | None, dict[str, Any]]:
-        axes = draw.choice([1, 2, 2, 2, 3, 4])
+        shape = shapes_of(number, draw, self.device)
+        axes = shape.choice([1, 2, 2, 2, 3, 4])
         most = {1: 5, 2: 5, 3: 3, 4: 2}[axes] if small else 33
-        grid = tuple(min(draw.choice(SIZES[axes]), most) for _ in range(axes))
-        own_keys = draw.random() < 0.25
-        key_grid = tuple(draw.choice((2, 3, 5)) for _ in range(draw.choice([1, 2, 3]))) if own_keys else grid
-        options = {name: draw.choice(OPTIONS[name]) for name in _options_of(kind) if name in OPTIONS}
+        grid = tuple(min(shape.choice(SIZES[axes]), most) for _ in range(axes))
+        own_keys = shape.random() < 0.25
+        key_grid = tuple(shape.choice((2, 3, 5)) for _ in range(shape.choice([1, 2, 3]))) if own_keys else grid
+        batch = shape.choice([2, 3])
+        drawn_with = {name: shape if name in _SHAPING else draw for name in OPTIONS}
+        options = {name: drawn_with[name].choice(OPTIONS[name]) for name in _options_of(kind) if name in OPTIONS}
         heads = options["num_heads"]
-        channels = heads * draw.choice([2, 4] if small else [2, 4, 8, 16])
+        channels = heads * shape.choice([2, 4] if small else [2, 4, 8, 16])
         if not {"q", "k"} <= set(options["project"]):
             options["qk_channels"] = None
         if "v" not in options["project"]:
             options["out_channels"] = None
         if options["coefficient_norm"] == "batch_per_key":
             options["grid"] = key_grid
-        batch = draw.choice([2, 3])
         torch.manual_seed(number)
         layer = kind(channels, **options).double().to(self.device).train(draw.random() < 0.6)
         with torch.no_grad():

@@ -18,9 +18,8 @@ from kronattn import attention, kronecker_attention
 from kronattn.ops.plan import BACKENDS, kernels_unsupported_reason
 from tests.ops.cases import LAYOUTS, TOLERANCE, lay_out, poison_empty
 from tests.soak.comparing import described, errors
-from tests.soak.part import Outcome
+from tests.soak.part import Outcome, shapes_of
 
-# Of sizes there are few, since every new block size is a kernel to compile on a GPU.
 SIZES = {1: (1, 2, 5, 16, 33, 70), 2: (1, 2, 3, 5, 7, 14, 28), 3: (1, 2, 3, 5, 7), 4: (1, 2, 3, 4)}
 KEY_SIZES = (1, 2, 3, 5, 7)
 HEAD_CHANNELS = (1, 3, 8, 16, 40)
@@ -42,7 +41,7 @@ class Operators:
         draw = Random(number)
         # The interpreter takes a thousand times as long as anything else here: seldom, and with little to do.
         interpreted = self.device.type == "cpu" and draw.random() < 0.004
-        case = _drawn(draw, small=interpreted)
+        case = _drawn(draw, shapes_of(number, draw, self.device), small=interpreted)
         dtype = draw.choice(list(TOLERANCE))
         generator = torch.Generator(self.device).manual_seed(number)
         tensors = [
@@ -95,22 +94,22 @@ def _errors(actual: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, fl
     return errors(actual, exact, {name: 0.1 if name == "output" else None for name in exact})
 
 
-def _drawn(draw: Random, small: bool) -> dict[str, Any]:
-    operator = draw.choice(["kronecker_attention"] * 3 + ["attention"])
-    axes = draw.choice([1, 2, 2, 2, 3, 4])
+def _drawn(draw: Random, shape: Random, small: bool) -> dict[str, Any]:
+    operator = shape.choice(["kronecker_attention"] * 3 + ["attention"])
+    axes = shape.choice([1, 2, 2, 2, 3, 4])
     sizes = KEY_SIZES if small or operator == "attention" else SIZES[axes]
     most = {1: 70, 2: 28, 3: 7, 4: 4}[axes] if not small else {1: 7, 2: 5, 3: 3, 4: 2}[axes]
-    grid = tuple(min(draw.choice(sizes), most) for _ in range(axes))
-    heads = draw.choice([1, 1, 2, 3])
-    channels = draw.choice(HEAD_CHANNELS[:3] if small or operator == "attention" else HEAD_CHANNELS)
-    batch = draw.choice([0, 1, 2, 3] if draw.random() < 0.05 else [1, 2, 3])
+    grid = tuple(min(shape.choice(sizes), most) for _ in range(axes))
+    heads = shape.choice([1, 1, 2, 3])
+    channels = shape.choice(HEAD_CHANNELS[:3] if small or operator == "attention" else HEAD_CHANNELS)
+    batch = shape.choice([0, 1, 2, 3] if shape.random() < 0.05 else [1, 2, 3])
     shapes = [(batch, heads * channels, *grid)]
-    given = draw.choice(["query", "query", "query, key", "query, key, value"])
+    given = shape.choice(["query", "query", "query, key", "query, key, value"])
     if given != "query":
-        key_grid = tuple(draw.choice(KEY_SIZES[:4]) for _ in range(draw.choice([1, 2, 3])))
+        key_grid = tuple(shape.choice(KEY_SIZES[:4]) for _ in range(shape.choice([1, 2, 3])))
         shapes.append((batch, heads * channels, *key_grid))
     if given == "query, key, value":
-        shapes.append((batch, heads * draw.choice([1, 4, 8]), *key_grid))
+        shapes.append((batch, heads * shape.choice([1, 4, 8]), *key_grid))
     scale = draw.choice([1.0, 0.35, -1.5, 2.0, "tensor"])
     options: dict[str, Any] = {"num_heads": heads, "scale": scale}
     labels = {"operator": operator, "axes": axes, "given": given, "num_heads": heads, "scale": scale}

@@ -6,10 +6,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any, Protocol
+
+import torch
 
 # Of failures, of which one is enough to know: a soak that goes wrong everywhere should not fill the disk.
 KEPT_FAILURES = 50
+# Numbers of cases that one seed has to itself.
+CASES_OF_A_SEED = 10_000_000
 
 
 @dataclass
@@ -18,6 +23,18 @@ class Outcome:
 
     tried: list[Mapping[str, Any]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+
+
+# Shapes that the cases of one seed have on a GPU, where every new block size is a kernel to compile, of a second each.
+SHAPES_ON_GPU = 48
+
+
+def shapes_of(number: int, draw: Random, device: torch.device) -> Random:
+    """What a case's sizes are drawn with: as everything else or, on a GPU, so that few are drawn again and again."""
+    if device.type != "cuda":
+        return draw
+    seed = number // CASES_OF_A_SEED
+    return Random(f"shapes {seed} {number % SHAPES_ON_GPU}")
 
 
 class Part(Protocol):

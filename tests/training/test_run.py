@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,6 +110,20 @@ def test_killed_and_resumed(recipe_file, tmp_path, in_memory):
     assert result["top1"] == json.loads((tmp_path / "whole" / "result.json").read_text())["top1"]
 
 
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_killed_after_the_last_checkpoint(recipe, tmp_path, ema):
+    """Found by the soak: there was nothing left to train, and so the moving average was not taken either."""
+    recipe = replace(recipe, ema=ema, epochs=2)
+    train(recipe, folder=tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    for name in ("result.json", "weights.safetensors", "weights-last.safetensors", "README.md", "curves.png"):
+        (tmp_path / "killed" / name).unlink()
+    train(recipe, folder=tmp_path / "killed", resume=True)
+    assert same_weights(tmp_path / "whole", tmp_path / "killed")
+    for name in ("weights.safetensors", "history.csv"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
+
+
 def test_validation_now_and_then(recipe, tmp_path):
     """Every second epoch of five, and after the last one in any case."""
     result = train(replace(recipe, epochs=5, validate_every=2), folder=tmp_path / "run")
@@ -193,8 +208,6 @@ def test_too_few_images(recipe, tmp_path):
 
 @pytest.mark.parametrize("in_memory", ["yes", "no"])
 def test_bad_images(recipe_file, folder, tmp_path, in_memory):
-    import shutil
-
     shutil.copytree(folder, tmp_path / "images")
     broken = tmp_path / "images" / "train" / "n02102040" / "4.JPEG"
     broken.write_bytes(broken.read_bytes()[:300])

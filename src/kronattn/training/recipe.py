@@ -368,11 +368,17 @@ def _kind(task: str) -> type[Recipe]:
     return RECIPES[task]
 
 
-def _read_recipe(path: Path) -> dict[str, Any]:
+def _read_recipe(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
     """A recipe's keys and values, on top of those of the recipe that it ``extends``."""
+    if path.resolve() in extending:
+        raise ValueError(f"{path} extends itself")
     found = _read_yaml(path)
     base = found.pop("extends", None)
-    return found if base is None else _merged(_read_recipe(path.parent / base), found)
+    if base is None:
+        return found
+    if not isinstance(base, str):
+        raise ValueError(f"{path}: extends must be the path of a recipe, not {base!r:.80}")
+    return _merged(_read_recipe(path.parent / base, (*extending, path.resolve())), found)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -380,8 +386,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text())
     except (FileNotFoundError, IsADirectoryError):
         raise FileNotFoundError(f"there is no recipe {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is not a recipe: it is nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} is not a recipe: expected keys and values")
     return found

@@ -234,9 +234,10 @@ def _finish(
         "environment": describe_environment(device),
     }
     write_atomically(folder / HISTORY, _csv(rows))
-    save_model(folder / LAST_WEIGHTS, network, description)
-    load_weights(counted, read_weights(folder / BEST)[0])
-    save_model(folder / WEIGHTS, counted, description)
+    # From their checkpoints: a run that was resumed with nothing left to train has not taken its moving average.
+    for checkpoint, weights in ((LAST, LAST_WEIGHTS), (BEST, WEIGHTS)):
+        load_weights(counted, read_weights(folder / checkpoint)[0])
+        save_model(folder / weights, counted, description)
     figures = {name.removeprefix("val/"): value for name, value in best.items() if name.startswith("val/")}
     write_atomically(folder / CARD, model_card(description, recipe, result | figures))
     figure = draw_curves(
