@@ -37,7 +37,7 @@ ROOMS = [
 
 # Within ops: functions on the left may import those before them.
 OPS = [
-    "compat", "autocast", "fx", "checks", "coefficients", "attend", "grid", "reference", "torch_backend",
+    "compat", "autocast", "fx", "checks", "coefficients", "attend", "grid", "masks", "reference", "torch_backend",
     "matrix_products", "triton", "plan", "stages", "attention", "kronecker",
 ]  # fmt: skip
 
@@ -120,3 +120,13 @@ def test_no_import_hides_in_a_function():
         if inside and not name.startswith("kronattn.ops.triton.")
     ]
     assert hidden == []
+
+
+def test_no_room_imports_a_private_name_of_another():
+    found = [
+        f"{path.relative_to(SOURCE)}:{line} imports {name}"
+        for path in SOURCE.rglob("*.py")
+        for line, name, _ in imports(path)
+        if re.match(r"_(?!_)", name.split(".")[-1]) and room_of(name) != path.relative_to(SOURCE).parts[0]
+    ]
+    assert not found

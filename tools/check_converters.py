@@ -23,6 +23,7 @@ from kronattn.export import export_network, rewritten
 from kronattn.export.runtime import run_onnx
 from kronattn.measure import describe_environment
 from kronattn.models.files import load_model
+from kronattn.models.registry import packaged_names
 
 OUTPUT = Path(__file__).resolve().parent.parent / "results" / "converters.json"
 
@@ -105,7 +106,7 @@ def check(name: str) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Check the networks that come with weights, and write the file."""
-    rows = [row for name in ("kanet_kv", "kanet_qkv") for row in check(name)]
+    rows = [row for name in packaged_names() for row in check(name)]
     OUTPUT.write_text(json.dumps({"rows": rows, "environment": describe_environment()}, indent=2) + "\n")
     return 0
 

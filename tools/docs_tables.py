@@ -61,12 +61,8 @@ def networks() -> list[str]:
             if row["note"]:
                 notes.append(row["note"])
                 mark = f" [{len(notes)}]"
-            paper = row["paper"]
-            lines.append(
-                f"| `{row['name']}`{mark} | {paper['top1']:.3f} "
-                f"| {row['params_without_bn']:,} ({paper['params'] / 1e6:g}m) "
-                f"| {row['madd']:,} ({paper['madd'] / 1e6:g}m) |"
-            )
+            top1 = f"{row['paper']['top1']:.3f}" if row["paper"] else "–"
+            lines.append(f"| `{row['name']}`{mark} | {top1} | {readme.counted_beside_printed(row)} |")
         lines += ["", *(f"[{at}] {note}\n" for at, note in enumerate(notes, 1))]
     return lines[:-1] if not lines[-1] else lines
 

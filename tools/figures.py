@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from kronattn import axis_averages, record_coefficients
+from kronattn.distributions import draw_means, random_setting
 from kronattn.nn import DenseAttention, KroneckerAttention
 from kronattn.tables.rendering import figure_bytes
 
@@ -104,7 +105,12 @@ def _edges(panel: Any, weights: Any, position: tuple[int, int], label: str, colo
         axis.spines[:].set_visible(axis is main)
 
 
-FIGURES = {"averages": averages, "matrices": matrices, "maps": maps}
+def means() -> Figure:
+    """The mean in Theorem 1, with and without the paper's normalisation."""
+    return draw_means(random_setting(5, 7, seed=3))
+
+
+FIGURES = {"averages": averages, "matrices": matrices, "maps": maps, "means": means}
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
 from kronattn.models import create_model, list_models
 from kronattn.models.timm_hook import register_when_timm_is_imported
 from kronattn.nn import record_coefficients
-from kronattn.ops import attention, axis_averages, explain_plan, kronecker_attention, outer_sum
+from kronattn.ops import attention, axis_averages, explain_plan, kronecker_attention, outer_sum, pad_batch
 from kronattn.version import __version__
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "kronecker_attention",
     "list_models",
     "outer_sum",
+    "pad_batch",
     "record_coefficients",
 ]
 

@@ -15,7 +15,8 @@ __all__ = ["replacing", "write_atomically"]
 def replacing(path: str | Path) -> Iterator[Path]:
     """A temporary file beside ``path`` that takes its place at the end, if all went well.
 
-    A reader never sees half of the file, and where writing fails (a full disk), what was there before stays.
+    A reader never sees half of the file, and where writing fails (a full disk), what was there before stays. The folder
+    is made where it is missing.
 
     Example:
         >>> with replacing("/tmp/kronattn-example.txt") as temporary:
@@ -24,6 +25,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
         'whole'
     """
     path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     temporary = Path(name)

@@ -87,6 +87,14 @@ def test_bad_options(options, message, capsys):
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(("format", "name", "right"), [("onnx", "k.pdf", ".onnx"), ("torch-export", "k.onnx", ".pt2")])
+def test_a_file_of_another_kind(format, name, right, tmp_path, capsys):
+    output = tmp_path / "new" / name
+    assert main(["export", "kanet_kv", "--format", format, "--output", str(output)]) == 2
+    assert f"--output must end in {right} for --format {format}, got {output}" in capsys.readouterr().err
+    assert not output.parent.exists()
+
+
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript", "torchvision"])
 def test_a_missing_package_names_the_extra(package, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, package, None)

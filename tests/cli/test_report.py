@@ -64,7 +64,7 @@ def test_page_fetches_nothing(made):
 def test_figures_are_inside_and_described(made):
     _, page, _ = made
     images = [attributes for tag, attributes in Outline(page).tags if tag == "img"]
-    assert len(images) == 6
+    assert len(images) == 7
     for image in images:
         kind, data = image["src"].split(",", 1)
         assert kind == "data:image/svg+xml;base64"

@@ -86,13 +86,28 @@ def test_mistakes(recipe_file, tmp_path, capsys, arguments, message):
     assert message in err
 
 
+def test_mistakes_leave_no_folders(recipe_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    error_of(capsys, ["train", "--config", str(recipe_file), "--data", "nowhere", "--output", "new/runs/first"])
+    error_of(capsys, ["compare", "--config", str(recipe_file), "--models", "kanet_kv", "--seeds", "x"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
 def test_no_such_recipe(capsys):
     assert "there is no recipe nothing" in error_of(capsys, ["train", "--config", "nothing"])
 
 
+def test_a_folder_of_a_recipe_s_name_is_no_recipe(tmp_path, monkeypatch, capsys):
+    """Whoever has photos in photos/ types ``--config photos --data photos``."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    assert "photos holds no images" in error_of(capsys, ["train", "--config", "photos", "--data", "photos"])
+
+
 def test_divergence_is_one_line(recipe_file, tmp_path, capsys):
     arguments = ["train", "--config", str(recipe_file), "--output", str(tmp_path / "run"), "optimiser.lr=1e30"]
-    assert "the loss is no number any more since step" in error_of(capsys, arguments)
+    assert "the loss became NaN or infinite in step" in error_of(capsys, arguments)
 
 
 def test_a_bad_image_in_a_worker_process_is_one_line(recipe_file, folder, tmp_path, capsys):
@@ -151,11 +166,23 @@ def test_compare(recipe_file, tmp_path, capsys):
 
 
 def test_compare_goes_on_when_a_run_fails(recipe_file, tmp_path, capsys):
-    arguments = ["compare", "--config", str(recipe_file), "--models", "mobilenetv2,kanet_kw", "--seeds", "0"]
-    arguments += ["--folder", str(tmp_path / "runs"), "--output", str(tmp_path / "tiny.json"), "epochs=1"]
-    assert main(arguments) == 1
-    assert "kanet_kw, seed 0 failed: unknown model 'kanet_kw'" in capsys.readouterr().err
+    arguments = ["compare", "--config", str(recipe_file), "--models", "mobilenetv2,timm/resnetx", "--seeds", "0"]
+    arguments += ["--folder", str(tmp_path / "runs"), "-o", str(tmp_path / "tiny.json"), "epochs=1"]
+    assert main([*arguments, "--quiet"]) == 1
+    err = capsys.readouterr().err
+    assert "timm/resnetx, seed 0 failed: " in err
+    assert "mobilenetv2" not in err  # what went well is told without --quiet alone
     assert len(json.loads((tmp_path / "tiny.json").read_text())["runs"]) == 1
+
+
+def test_compare_with_an_unknown_network_trains_none(recipe_file, tmp_path, capsys):
+    arguments = ["compare", "--config", str(recipe_file), "--models", "mobilenetv2,kanet_kw", "--seeds", "0"]
+    arguments += ["--folder", str(tmp_path / "runs"), "--output", str(tmp_path / "results" / "tiny.json")]
+    assert "unknown model 'kanet_kw': did you mean 'kanet_kv'" in error_of(capsys, arguments)
+    message = "device must be auto, cpu, cuda or mps, not 'abacus'"
+    assert message in error_of(capsys, [*arguments[:3], "--models", "kanet_kv", "--device", "abacus"])
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "results").exists()
 
 
 def test_compare_contexts(recipe_file, tmp_path, capsys):

@@ -28,6 +28,12 @@ def exported_or_skipped(model, description, **options):
         raise
 
 
+def output_names(content: bytes) -> list[str]:
+    import onnx
+
+    return [output.name for output in onnx.load_from_string(content).graph.output]
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_onnx_at_any_size(name):
     import onnx
@@ -43,6 +49,7 @@ def test_onnx_at_any_size(name):
     assert (image.name, shape) == ("image", ["batch", 3, "height", "width"])
     (metadata,) = (entry.value for entry in proto.metadata_props if entry.key == "kronattn")
     assert json.loads(metadata)["model"] == name
+    assert output_names(exported.content) == ["logits"]
 
 
 def test_torch_export():
@@ -131,3 +138,4 @@ def test_segmenters_at_any_size(name):
     exported = exported_or_skipped(settled(create_model(name, **options)), Description(name, task="segmentation"))
     assert exported.largest.relative <= LIMIT
     assert exported.largest.outputs > 1e-3
+    assert output_names(exported.content) == ["scores"]

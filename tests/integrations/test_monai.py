@@ -30,6 +30,9 @@ def test_dtype_of_the_attention():
     [
         ({"spatial_dims": 4, "num_channels": 32}, "spatial_dims must be 1, 2 or 3, not 4"),
         ({"spatial_dims": 2, "num_channels": 32, "num_head_channels": 7}, "num_channels 32 must be a multiple of"),
+        ({"spatial_dims": 2, "num_channels": 30}, "num_channels 30 must be a multiple of norm_num_groups 32"),
+        ({"spatial_dims": 2, "num_channels": 32, "num_head_channels": 0}, "num_head_channels must be an int from 1 up"),
+        ({"spatial_dims": 2, "num_channels": 0}, "num_channels must be an int from 1 up, not 0"),
     ],
 )
 def test_bad_arguments(arguments, message):
@@ -40,6 +43,8 @@ def test_bad_arguments(arguments, message):
 def test_an_input_of_other_dimensions():
     with pytest.raises(ValueError, match="expected 3 spatial dimensions"):
         KroneckerAttentionBlock(3, 32)(torch.randn(1, 32, 5, 6))
+    with pytest.raises(ValueError, match=r"expected 32 channels, got an input of \(1, 16, 5, 6\)"):
+        KroneckerAttentionBlock(2, 32)(torch.randn(1, 16, 5, 6))
 
 
 class TestInMonai:

@@ -26,5 +26,10 @@ def test_context_in_the_encoder(dims):
 
 
 def test_more_stages_than_there_are():
-    with pytest.raises(ValueError, match="stages must be at most 3"):
+    with pytest.raises(ValueError, match="stages must be from 0 to 3, which the encoder has, not 4"):
         with_context(small_unet(2), stages=4)
+
+
+def test_another_network():
+    with pytest.raises(TypeError, match="expected an nnU-Net, whose encoder has stages, not a Conv2d"):
+        with_context(nn.Conv2d(1, 1, 1))

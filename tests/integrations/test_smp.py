@@ -30,7 +30,7 @@ def test_decoders_by_name(kind):
     assert model(torch.randn(2, 3, 64, 64)).shape == (2, 2, 64, 64)
     # What smp had stays, and what it refused is refused.
     assert not attention_layers(build("resnet18", encoder_weights=None, decoder_attention_type="scse"))
-    with pytest.raises(ValueError, match="Attention magic is not implemented"):
+    with pytest.raises(ValueError, match="Attention magic is not implemented; kronattn's are kao_kv and kao_qkv"):
         build("resnet18", encoder_weights=None, decoder_attention_type="magic")
 
 

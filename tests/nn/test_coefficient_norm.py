@@ -27,8 +27,8 @@ def ordinary_batch_norm(norm: CoefficientNorm) -> nn.BatchNorm1d:
 def normed_keys(norm: CoefficientNorm, query, key):
     """(N, H, d, n) keys as the norm multiplies them, and the bias."""
     moments = coefficient_moments(query, key, per_key=norm.num_keys is not None) if norm.training else None
-    scale, bias = norm(key.flatten(1, 2).transpose(1, 2), moments)
-    return key * scale.view(len(scale), 1, -1), bias
+    keys, bias = norm(key.flatten(1, 2).transpose(1, 2), moments)
+    return keys.transpose(1, 2).unflatten(1, key.shape[1:3]), bias
 
 
 def closed_form(norm: CoefficientNorm, query, key):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 
@@ -21,7 +20,7 @@ from kronattn.nn import (
     build_context,
     list_contexts,
 )
-from kronattn.nn.context_registry import AS_PRINTED, context_builder
+from kronattn.nn.context_registry import context_builder
 
 GRIDS = [(7,), (5, 6), (3, 4, 5), (2, 3, 2, 4)]
 # What is written here; attention has tests of its own, and is asked for the interface alone.
@@ -497,5 +496,30 @@ def test_names_and_layers():
 
 
 def test_as_printed_counts_the_mean_for_each_axis():
-    takes_mean = "mean" in inspect.signature(KroneckerAttention).parameters
-    assert ({"mean": "each"} if takes_mean else {}) == AS_PRINTED
+    assert build_context("kao_qkv_as_printed", 6).mean == "each"
+    assert build_context("kao_qkv", 6).mean == "once"
+
+
+def test_a_name_with_options():
+    layer = build_context("kao_qkv:positions=learned:num_heads=2:gate=true:coefficient_norm=none", 6, axes=3)
+    assert (layer.mode, layer.num_heads, layer.gate, layer.norm) == ("qkv", 2, True, None)
+    assert layer.positions.grid == (16, 16, 16)
+    assert layer(torch.randn(2, 6, 3, 4, 5)).shape == (2, 6, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "message"),
+    [
+        ("kao_qkv:positions", {}, ValueError, "options are like kao_qkv:positions=learned:gate=true, not 'positions'"),
+        ("kao_qvk:gate=true", {}, ValueError, "unknown context 'kao_qvk': did you mean 'kao_qkv'"),
+        ("kao_kv:gates=true", {}, TypeError, "kao_kv: got an unexpected keyword argument 'gates'"),
+        ("kao_kv:num_heads=2", {"num_heads": 3}, ValueError, "num_heads was given twice, as 2 after kao_kv and as 3"),
+        ("kao_kv:combine=product", {}, ValueError, 'combine="product" excludes mode="kv"'),
+        ("global_mean:positions=learned", {}, TypeError, "global_mean: got an unexpected keyword argument 'positions'"),
+    ],
+)
+def test_a_name_with_bad_options(name, options, error, message):
+    with pytest.raises(error) as raised:
+        build_context(name, 6, **options)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)

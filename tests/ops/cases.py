@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils import _device
@@ -15,6 +16,9 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # Largest error over the largest entry of the float64 reference. Half precision: a few roundings of the result
 # and of the averaged keys, whose error the softmax multiplies by the size of the coefficients.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+
+# Whether tests run with --hypothesis-profile=large.
+LARGE = settings.default.max_examples > 100
 
 LAYOUTS = ("contiguous", "channels_last", "transposed", "sliced", "expanded")
 
@@ -85,6 +89,12 @@ def cases(draw: st.DrawFn) -> Case:
         layout=draw(st.sampled_from(LAYOUTS)),
         seed=draw(st.integers(0, 2**31)),
     )
+
+
+def random_cases(few: int) -> settings:
+    """Settings for so many cases, or for all of those of ``--hypothesis-profile=large``."""
+    count = max(few, settings.default.max_examples) if LARGE else few
+    return settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
 def relative_error(actual: Tensor, expected: Tensor, floor: float = 1e-30) -> float:

@@ -32,6 +32,7 @@ def grid(*shape, dtype=torch.bfloat16, channels_last=True):
 def call_launchers(modules):
     """The shapes of KANets and heads, and what is unlike them: other dtypes and layouts, heads, biases, many keys."""
     pool, outer = modules["pool"].pool_forward, modules["outer"].outer_sum_forward
+    mean_once, coefficient_norm = modules["outer"].mean_once_forward, modules["coefficient_norm"]
     attend, attend_backward = modules["attend"].attend_forward, modules["attend_backward"].attend_backward
     moments, norm = modules["moments"], modules["batch_norm_act"]
     half, single = {"dtype": torch.float16, "channels_last": False}, {"dtype": torch.float32, "channels_last": False}
@@ -55,7 +56,20 @@ def call_launchers(modules):
         attend(x, tokens, value_tokens, bias, y if has_bias else None, heads)
         attend_backward(y, x, tokens, value_tokens, bias, heads, add_d_y=x.shape == y.shape)
         mean, squares = moments.moments_forward(x, tokens, heads)
-        moments.moments_backward(x, tokens, mean, mean if has_bias else None, squares, x, heads)
+        moments.moments_backward(x, tokens, mean, mean if has_bias else None, squares, x, tokens, heads)
+        mean_once(value_tokens, *shape[2:])
+        weight, batches = torch.empty(heads), torch.zeros((), dtype=torch.int64)
+        for found in (None, (mean, squares, 100.0)):
+            coefficient_norm.normalise_forward(tokens, weight, found, (weight, weight, batches), 1e-5, 0.1, heads)
+        coefficient_norm.normalise_backward(tokens, tokens, weight, weight, 100.0, heads)
+    for batch, positions, keys, channels in ((8, 4225, 130, 2048), (2, 99, 7, 300)):
+        tokens = torch.empty(batch, keys, channels, dtype=torch.bfloat16, requires_grad=True)
+        rows = modules["wide"].centred(tokens, tokens.dtype)
+        matrix = torch.empty(batch, positions, rows.shape[1], dtype=torch.bfloat16, requires_grad=True)
+        (_, mean, squares), handed_on = modules["wide"].moments(matrix, keys)
+        softmax = modules["wide"].softmax(handed_on, keys)
+        outputs = [rows, mean, squares, softmax]
+        torch.autograd.grad(outputs, [tokens, matrix], [torch.empty_like(x) for x in outputs])
     # A strip of rows for each of several programs, and tiles that cut rows.
     pool(grid(1, 64, 512, 512), 512, 512)
     for channels, concat in ((32, 16), (160, None)):
@@ -95,16 +109,16 @@ def main() -> None:
     from triton.runtime import JITFunction
 
     import kronattn.ops.triton as package
-    from kronattn.ops.triton import launch as launching
+    from kronattn.ops.triton import blocks
 
     parts = [part.name for part in pkgutil.iter_modules(package.__path__)]
     modules = {part: importlib.import_module(f"{package.__name__}.{part}") for part in parts}
-    noted = [(modules["probe"].probe_kernel, (torch.zeros(1),), {})]
+    noted = [(modules["blocks"].probe_kernel, (torch.zeros(1),), {})]
 
-    def note(kernel, grid, *args, **options):
-        noted.append((kernel, args, options))
+    def note(kernel, grid, tensors, numbers, *constants, **options):
+        noted.append((kernel, (*tensors, *numbers, *constants), options))
 
-    original = launching.launch
+    original = blocks.launch
     for module in modules.values():
         if getattr(module, "launch", None) is original:
             module.launch = note

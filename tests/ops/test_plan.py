@@ -123,9 +123,12 @@ def test_what_is_planned_is_what_runs(monkeypatch):
     from kronattn.ops import matrix_products, torch_backend
 
     called = []
-    for place, name in ((torch_backend, "torch"), (matrix_products, "matrix_products")):
-        real = place.spread
-        monkeypatch.setattr(place, "spread", lambda *a, real=real, name=name, **k: called.append(name) or real(*a, **k))
+    for place, function, name in (
+        (torch_backend, "spread", "torch"),
+        (matrix_products, "softmax", "matrix_products"),
+    ):
+        real = getattr(place, function)
+        monkeypatch.setattr(place, function, lambda *a, real=real, name=name, **k: called.append(name) or real(*a, **k))
     layer, x = KroneckerAttention(4).eval(), torch.randn(2, 4, 3, 3)
     for spread in ("torch", "matrix_products"):
         called.clear()

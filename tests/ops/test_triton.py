@@ -12,8 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 pytest.importorskip("triton")
 
 from kronattn import attention, kronecker_attention
+from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.ops import reference, torch_backend
-from kronattn.ops.plan import explain_plan, kernels_unsupported_reason, override_plan
+from kronattn.ops.coefficients import Moments
+from kronattn.ops.plan import Plan, explain_plan, kernels_unsupported_reason, override_plan
+from kronattn.ops.stages import count_mean_once
 from kronattn.ops.triton import availability
 from kronattn.ops.triton.availability import interpreted
 from tests.ops.cases import lay_out, poison_empty, relative_error
@@ -240,10 +243,10 @@ class TestStages:
         def run(kernels, dtype):
             q, k = query.to(dtype).requires_grad_(), keys.to(dtype).requires_grad_()
             if kernels:
-                found, on = moments(q, k, num_heads=2)
+                found, *on = moments(q, k, num_heads=2)
             else:
-                found, on = torch_backend.moments(q, k, num_heads=2), q
-            outputs = [found.mean, found.squares, on.clone()]
+                found, *on = torch_backend.moments(q, k, num_heads=2), q, k
+            outputs = [found.mean, found.squares, *(x.clone() for x in on)]
             weights = [noise(*x.shape, seed=3 + i, dtype=dtype) for i, x in enumerate(outputs)]
             return [found.members, *outputs, *torch.autograd.grad(outputs, [q, k], weights)]
 
@@ -266,6 +269,94 @@ class TestStages:
         for actual, expected in zip(penalty(True, torch.float32), penalty(False, torch.float64), strict=True):
             assert relative_error(actual, expected) < 1e-4
 
+    @pytest.mark.parametrize(("heads", "channels"), [(1, 5), (3, 6), (1, 1100)])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_normalise(self, heads, channels, dtype):
+        """The norm's arithmetic, its running statistics and gradients, against the norm in PyTorch."""
+        keys = noise(3, 7, channels, seed=1, dtype=dtype)
+        found = noise(heads, seed=2).double(), noise(heads, seed=3).double().square()
+        weights = noise(3, 7, channels, seed=4, dtype=dtype)
+
+        def run(kernels, dtype):
+            norm = CoefficientNorm(heads).to(keys.device)
+            torch.nn.init.uniform_(norm.weight, 0.5, 2.0, generator=torch.Generator(keys.device).manual_seed(5))
+            norm = norm if kernels else norm.double()
+            x = keys.to(dtype).requires_grad_()
+            mean, squares = (part.to(torch.float32 if kernels else dtype).requires_grad_() for part in found)
+            plan = Plan("triton", "triton", "a test") if kernels else None
+            y, bias = norm(x, Moments(147, mean, squares), plan)
+            assert bias is None
+            gradients = torch.autograd.grad(y, [x, squares, norm.weight], weights.to(dtype))
+            running = norm.running_mean, norm.running_var
+            norm.eval()
+            with torch.no_grad():
+                return [y, *gradients, *running, norm.num_batches_tracked, norm(x, None, plan)[0]]
+
+        for actual, expected in zip(run(True, dtype), run(False, torch.float64), strict=True):
+            assert relative_error(actual, expected) < (1e-5 if dtype == torch.float32 else 1e-2)
+
+    def test_normalise_gradients_of_gradients(self):
+        keys = noise(2, 3, 4, seed=1)
+
+        def penalty(plan, dtype):
+            norm = CoefficientNorm(2).to(keys.device, dtype)
+            x, squares = keys.to(dtype).requires_grad_(), noise(2, seed=2).to(dtype).square().requires_grad_()
+            y, _ = norm(x, Moments(24, squares.detach(), squares), plan)
+            gradients = torch.autograd.grad(y.square().sum(), [x, squares], create_graph=True)
+            return torch.autograd.grad(sum(g.square().sum() for g in gradients), [x, squares, norm.weight])
+
+        ours = penalty(Plan("triton", "triton", "a test"), torch.float32)
+        for actual, expected in zip(ours, penalty(None, torch.float64), strict=True):
+            assert relative_error(actual, expected) < 1e-4
+
+    @pytest.mark.parametrize(("positions", "count", "channels"), [(5, 7, 3), (40, 16, 70), (600, 1, 2)])
+    def test_between_matrix_products(self, positions, count, channels):
+        """What wide layers do to keys and coefficients, with gradients that come from everywhere at once."""
+        from kronattn.ops import matrix_products
+        from kronattn.ops.triton import wide
+
+        queries, keys = noise(2, positions, channels, seed=1) + 2, noise(2, count, channels, seed=2) + 2
+
+        def run(functions, dtype):
+            q, k = queries.to(dtype).requires_grad_(), keys.to(dtype).requires_grad_()
+            rows = functions.centred(k, dtype)
+            matrix = q @ rows.transpose(1, 2)
+            (members, mean, squares), matrix = functions.moments(matrix, count)
+            outputs = [rows, matrix.clone(), mean, squares, functions.softmax(matrix, count)]
+            weights = [noise(*x.shape, seed=3 + i, dtype=dtype) for i, x in enumerate(outputs)]
+            assert members == 2 * positions * count
+            return [*outputs, *torch.autograd.grad(outputs, [q, k], weights)]
+
+        for actual, expected in zip(run(wide, torch.float32), run(matrix_products, torch.float64), strict=True):
+            assert relative_error(actual, expected) < 1e-5
+
+    def test_between_matrix_products_gradients_of_gradients(self):
+        from kronattn.ops import matrix_products
+        from kronattn.ops.triton import wide
+
+        def penalty(functions, dtype):
+            q, k = (noise(1, n, 4, seed=n).to(dtype).requires_grad_() for n in (6, 5))
+            (_, mean, squares), matrix = functions.moments(q @ functions.centred(k, dtype).transpose(1, 2), 5)
+            loss = functions.softmax(matrix, 5).square().sum() + mean.square().sum() + squares.square().sum()
+            gradients = torch.autograd.grad(loss, [q, k], create_graph=True)
+            return torch.autograd.grad(sum(g.square().sum() for g in gradients), [q, k])
+
+        for actual, expected in zip(penalty(wide, torch.float32), penalty(matrix_products, torch.float64), strict=True):
+            assert relative_error(actual, expected) < 1e-4
+
+    @pytest.mark.parametrize("channels", [3, 70])
+    def test_the_mean_counted_once(self, channels):
+        tokens = noise(2, 9 + 40, channels, seed=1)
+        like = tokens.new_zeros(2, 1, 40, 9)
+
+        def run(pool, dtype):
+            x = tokens.to(dtype).requires_grad_()
+            y = count_mean_once(x, like, Plan(pool, pool, "a test"))
+            return y, *torch.autograd.grad(y, x, noise(*y.shape, seed=2, dtype=dtype))
+
+        for actual, expected in zip(run("triton", torch.float32), run("torch", torch.float64), strict=True):
+            assert relative_error(actual, expected) < 1e-5
+
     def test_several_parts_are_added(self):
         """Ranges of positions in programs of their own, whatever the sizes would ask for."""
         from kronattn.ops.triton.attend_backward import attend_backward
@@ -274,11 +365,11 @@ class TestStages:
 
         blocks = AttendBlocks(16, 32, 16, 16, 3, 32, 4, 1)
         query, keys, values, d_y = noise(2, 8, 9, 8), noise(2, 17, 8), noise(2, 17, 6), noise(2, 6, 9, 8, seed=4)
-        whole, parts = (attend_backward(d_y, query, keys, values, None, 1, blocks=b)[:3] for b in (None, blocks))
+        whole, parts = (attend_backward(d_y, query, keys, values, None, 1, blocks=b)[:2] for b in (None, blocks))
         mean, squares = moments_forward(query, keys, 1)
-        whole += (mean, squares, *moments_backward(query, keys, mean, mean, squares, None, 1))
+        whole += (mean, squares, *moments_backward(query, keys, mean, mean, squares, None, keys, 1))
         parts += moments_forward(query, keys, 1, blocks=blocks)
-        parts += moments_backward(query, keys, mean, mean, squares, None, 1, blocks=blocks)
+        parts += moments_backward(query, keys, mean, mean, squares, None, keys, 1, blocks=blocks)
         for actual, expected in zip(parts, whole, strict=True):
             assert relative_error(actual, expected) < 1e-5
 
@@ -297,11 +388,12 @@ class TestLibrary:
             (operators._outer_sum, (tokens, x, [3, 5], False, torch.bfloat16, False)),
             (operators._attend, (x, tokens, tokens, bias, x, 2)),
             (operators._attend, (x.contiguous(), tokens, tokens, None, None, 1)),
-            (operators._attend_backward, (x, x, tokens, tokens, bias, 2, True)),
-            (operators._attend_backward, (x, x.contiguous(), tokens, tokens, None, 1, False)),
+            (operators._attend_backward, (x, x, tokens, tokens, bias, 2, torch.bfloat16, True)),
+            (operators._attend_backward, (x, x.contiguous(), tokens, tokens, None, 1, torch.float32, False)),
             (operators._moments, (x, tokens, 2)),
-            (operators._moments_backward, (x, tokens, number, number, number, x.contiguous(), 2)),
-            (operators._moments_backward, (x, tokens, number, None, number, None, 2)),
+            (operators._moments_backward, (x, tokens, number, number, number, x.contiguous(), tokens, 2)),
+            (operators._moments_backward, (x, tokens, number, None, number, None, None, 2)),
+            (operators._mean_once, (tokens, 3, 5)),
         ]
         for operator, arguments in calls:
             torch.library.opcheck(operator, arguments)

@@ -31,6 +31,7 @@ from tests.soak.part import CASES_OF_A_SEED, Outcome, Part, Tally
 PARTS = {
     "operators": ("tests.soak.operators", True, True),
     "layers": ("tests.soak.layers", True, True),
+    "options": ("tests.soak.options", True, True),
     "kills": ("tests.soak.kills", True, True),
     "files": ("tests.soak.files", True, False),
     "page": ("tests.soak.page", False, False),

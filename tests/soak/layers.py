@@ -41,8 +41,10 @@ OPTIONS: dict[str, list[Any]] = {
     "layer_scale": [None, 0.5],
     "pool": [None, 2],
 }
-# The first is given always, grid follows from the input, and the last two are where and how weights are made.
+# The first is given always, grid follows from the input, and two are where and how weights are made.
 _NOT_DRAWN = {"channels", "grid", "device", "dtype"}
+# Those of options.py.
+_DRAWN_THERE = {"positions", "softmax", "combine", "gate", "dropout"}
 
 # Options that decide about sizes.
 _SHAPING = {"num_heads", "project", "qk_channels", "out_channels", "pool"}
@@ -60,7 +62,7 @@ class Layers:
 
     def close(self) -> Mapping[str, Any]:
         self._patches.undo()
-        known = {*OPTIONS, *_NOT_DRAWN}
+        known = {*OPTIONS, *_NOT_DRAWN, *_DRAWN_THERE}
         layers = (KroneckerAttention, DenseAttention)
         unknown = {name for layer in layers for name in _options_of(layer)} - known
         return {"options_not_tried": sorted(unknown)} if unknown else {}

@@ -26,9 +26,9 @@ def soak(tmp_path, *arguments: str) -> tuple[int, dict]:
 
 
 def test_what_was_tried_is_counted(tmp_path, one_thread):
-    code, found = soak(tmp_path, "--parts", "operators,layers,threads")
+    code, found = soak(tmp_path, "--parts", "operators,layers,options,threads")
     assert code == 0
-    assert set(found) == {"operators/cpu", "layers/cpu", "threads/cpu"}
+    assert set(found) == {"operators/cpu", "layers/cpu", "options/cpu", "threads/cpu"}
     for section in found.values():
         assert section["cases"] >= 12
         assert section["failed"] == 0
@@ -36,7 +36,7 @@ def test_what_was_tried_is_counted(tmp_path, one_thread):
     assert "options_not_tried" not in found["layers/cpu"]
 
 
-@pytest.mark.parametrize("part", ["operators", "layers"])
+@pytest.mark.parametrize("part", ["operators", "layers", "options"])
 def test_a_flaw_is_found_and_found_again(tmp_path, one_thread, monkeypatch, capsys, part):
     spread = torch_backend.spread
     monkeypatch.setattr(torch_backend, "spread", lambda *a, **o: spread(*a, **o) * 1.2)

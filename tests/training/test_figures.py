@@ -3,7 +3,14 @@
 import torch
 
 from kronattn.models.files import Description
-from kronattn.training.figures import draw_pictures
+from kronattn.training.figures import draw_curves, draw_pictures
+
+
+def test_curves_of_a_single_epoch_are_seen():
+    (line, *_) = draw_curves([{"epoch": 1, "train/loss": 0.5}]).axes[0].lines
+    assert line.get_marker() == "o"
+    (line, *_) = draw_curves([{"epoch": epoch, "train/loss": 0.5} for epoch in (1, 2)]).axes[0].lines
+    assert line.get_marker() == "None"
 
 
 def test_predictions_have_a_legend():

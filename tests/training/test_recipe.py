@@ -10,6 +10,7 @@ from kronattn.data.transforms import evaluation_transform, training_transform
 from kronattn.models import create_model
 from kronattn.nn import GlobalMean, KroneckerAttention
 from kronattn.nn.coefficient_norm import CoefficientNorm
+from kronattn.training.comparison import plan
 from kronattn.training.optimisation import build_optimiser, build_schedule
 from kronattn.training.recipe import Recipe, load_recipe, recipe_yaml
 
@@ -56,8 +57,18 @@ class TestContext:
         assert recipe.model.label == "kanet_kv+axis_means"
         assert load_recipe(None).model.label == "kanet_kv"
 
-    def test_survives_being_written(self, tmp_path):
-        recipe = load_recipe(None, ["model.context=squeeze_axial"])
+    def test_with_options(self, tmp_path):
+        recipe = load_recipe(None, ["model.context=kao_qkv:positions=learned:gate=true", "model.options={width: 0.25}"])
+        network = create_model(recipe.model.name, **recipe.model.all_options)
+        assert network.stages[3][0].attn.gate
+        assert network.stages[3][0].attn.positions is not None
+        (single,) = plan(recipe, ["kanet_kv"], [3], tmp_path)
+        assert single.recipe.model.label == "kanet_kv+kao_qkv:positions=learned:gate=true"
+        assert single.folder.name == "kanet_kv+kao_qkv-positions=learned-gate=true-seed3"
+
+    @pytest.mark.parametrize("context", ["squeeze_axial", "kao_qkv:positions=learned"])
+    def test_survives_being_written(self, tmp_path, context):
+        recipe = load_recipe(None, [f"model.context={context}"])
         (tmp_path / "config.yaml").write_text(recipe_yaml(recipe))
         assert load_recipe(tmp_path / "config.yaml") == recipe
 
@@ -72,6 +83,7 @@ class TestContext:
                 ["model.context=none", "model.options={context: kao_kv}"],
                 "model.context is 'none', but model.options.context is 'kao_kv': give one",
             ),
+            (["model.context=kao_qkv:gate"], "options are like kao_qkv:positions=learned:gate=true, not 'gate'"),
         ],
     )
     def test_mistakes(self, changes, message):

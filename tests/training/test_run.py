@@ -156,7 +156,7 @@ def test_a_checkpoint_of_another_network(recipe, recipe_file, tmp_path):
 def test_diverging(recipe_file, tmp_path):
     recipe = with_settings(recipe_file, "optimiser.lr=1e30", "epochs=2")
     with pytest.raises(
-        Diverged, match=r"no number any more since step \d, in epoch 1 of 2.*there is no checkpoint yet"
+        Diverged, match=r"the loss became NaN or infinite in step \d, in epoch 1 of 2.*there is no checkpoint yet"
     ):
         train(recipe, folder=tmp_path / "run")
     assert not (tmp_path / "run" / "last.ckpt").exists()

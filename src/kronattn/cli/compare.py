@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from kronattn.cli.network import accelerator_of
 from kronattn.cli.output import check_figure, check_writable, console, print_json, write_atomically, write_figure
 from kronattn.cli.train import overrides_of
 
@@ -19,11 +20,14 @@ def compare(
     config: Path = typer.Option(..., help="The recipe for all: a YAML file, or the name of ours."),
     models: str = typer.Option(..., help="Comma-separated: our names, timm/NAME."),
     contexts: str = typer.Option(
-        "", "--context", help="Comma-separated layers, each in the place of the networks' attention: none, global_mean."
+        "",
+        "--context",
+        help="Comma-separated layers, each in the place of the networks' attention: none, kao_qkv:positions=learned.",
     ),
     seeds: str = typer.Option("0-2", help="Numbers and ranges: 0-4, or 0,2,5."),
     baseline: str = typer.Option("", help="Differences are taken to this network. Default: the first."),
     data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
+    device: str | None = typer.Option(None, help="Where to run: auto, cpu, cuda, mps. Default: the recipe's."),
     jobs: int = typer.Option(
         1, min=1, help="Processes that train side by side. Images a second are then left to --alone."
     ),
@@ -31,8 +35,9 @@ def compare(
         0, min=0, help="Epochs, from 2, that each network trains by itself in the end, for its speed."
     ),
     folder: Path | None = typer.Option(None, help="The runs' folder. Default: runs/compare-RECIPE."),
-    output: Path | None = typer.Option(None, help="The JSON file. Default: results/DATA.json."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="The JSON file. Default: results/DATA.json."),
     figure: Path | None = typer.Option(None, help="Draw the comparison into this file, .png or .svg."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="No line for each run; failures are told."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
 ) -> None:
     """Train each network with each seed under one recipe; print means, spreads, and paired differences.
@@ -52,7 +57,9 @@ def compare(
         raise ValueError("--alone must be at least 2: the first epoch warms up and does not count")
     if figure is not None:
         check_figure(figure, "--figure")
-    recipe = load_recipe(config, [*overrides_of(context.args), *([f"data.path={data}"] if data else [])])
+    named = {"data.path": data, "accelerator": None if device is None else accelerator_of(device)}
+    changes = [f"{key}={value}" for key, value in named.items() if value is not None]
+    recipe = load_recipe(config, [*overrides_of(context.args), *changes])
     place = folder or Path(f"runs/compare-{config.stem}")
     target = check_writable(output or Path(f"results/{recipe.data.name}.json"))
     plans = plan(recipe, names, parse_seeds(seeds), place, layers)
@@ -64,7 +71,8 @@ def compare(
     task = TASKS[recipe.task]
 
     def report(one: Any, result: dict[str, Any]) -> None:
-        typer.echo(f"{one.name}: {100 * result[task.score]:.2f}%", err=True)
+        if not quiet:
+            typer.echo(f"{one.name}: {100 * result[task.score]:.2f}%", err=True)
 
     results, failures = run_all(plans, jobs=jobs, on_result=report)
     for name, failure in failures.items():

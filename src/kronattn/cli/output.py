@@ -55,13 +55,16 @@ def progress(items: Sequence[Item], description: str) -> Iterable[Item]:
 
 
 def check_writable(path: Path, option: str = "--output") -> Path:
-    """Refuse an output path that could not be written, before hours of work are spent on filling it."""
+    """Refuse an output path that could not be written, before hours of work are spent on filling it.
+
+    Nothing is made here: bad input that is found later is to leave no empty folders behind.
+    """
     if path.is_dir():
         raise IsADirectoryError(f"{option} {path} is a folder; give the path of a file")
     folder = path.parent
+    there = next(place for place in (folder, *folder.parents) if place.exists())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
         raise OSError(f"{option} {path}: cannot write into {folder} ({error.strerror})") from None

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +51,7 @@ def train(
     Example: kronattn train --config recipes/digits.yaml --model kanet_qkv --seed 1 epochs=5 optimiser.lr=0.05
     """
     from kronattn.training.interruption import Interrupted
+    from kronattn.training.precompile import precompiling
     from kronattn.training.recipe import load_recipe
     from kronattn.training.run import run_folder
     from kronattn.training.run import train as run
@@ -73,7 +74,7 @@ def train(
     folder = run_folder(recipe, _recipe_name(config))
     recipe = _with_threads(recipe, folder if resume else None)
     try:
-        with _nothing_half_written(folder):
+        with _nothing_half_written(folder), precompiling(recipe):
             result = run(
                 recipe,
                 folder=folder,
@@ -118,12 +119,16 @@ def _with_threads(recipe: Recipe, resumed: Path | None) -> Recipe:
 @contextmanager
 def _nothing_half_written(folder: Path) -> Iterator[None]:
     """Take a new run's folder away again where bad input ends it before its first checkpoint."""
-    new = not folder.exists()
+    # The folder itself, then those around it that are new with it.
+    new = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         yield
     except (ValueError, TypeError, OSError, ModuleNotFoundError):
         if new and not (folder / "last.ckpt").exists():
             shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # another run has come into them meanwhile
+                for place in new[1:]:
+                    place.rmdir()
         raise
 
 

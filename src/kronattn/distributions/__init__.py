@@ -11,6 +11,7 @@ from kronattn.distributions.claims import Claims, Normal, Setting, paper_claims,
 from kronattn.distributions.derivation import derived_claims
 from kronattn.distributions.figure import draw_theorem
 from kronattn.distributions.kronecker_sum_normal import KroneckerSumNormal
+from kronattn.distributions.mean_figure import draw_means
 from kronattn.distributions.samples import Samples, draw_samples
 from kronattn.distributions.theorem import Check, check_theorem
 
@@ -23,6 +24,7 @@ __all__ = [
     "Setting",
     "check_theorem",
     "derived_claims",
+    "draw_means",
     "draw_samples",
     "draw_theorem",
     "paper_claims",

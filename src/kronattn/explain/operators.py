@@ -19,6 +19,7 @@ __all__ = ["LABELS", "MODES", "Comparison", "compare_operators", "look"]
 
 MODES = ("kv", "qkv", "regular")
 _SEEN = ("query", "key", "value")
+_MASKS = ("mask", "key_mask")
 LABELS = {"kv": "KAO_KV", "qkv": "KAO_QKV", "regular": "regular"}
 # Regular attention on a segmenter's whole image takes seconds and gigabytes from here on.
 MOST_POSITIONS = 8192
@@ -46,7 +47,8 @@ def compare_operators(model: nn.Module, images: Tensor) -> list[Comparison]:
     """What each attention layer attends to, with its own operator and with the two others.
 
     The others get what the layer got: the same features and the same linear maps. Only the batch norm of their
-    coefficients takes this batch's statistics, since they were never trained here.
+    coefficients takes this batch's statistics, since they were never trained here. The regular operator knows neither
+    positions nor masks.
 
     Args:
         model: in evaluation mode; its state does not change.
@@ -81,7 +83,8 @@ def _inputs_of_layers(model: nn.Module) -> Iterator[list[tuple[str, GridAttentio
         def hook(layer: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
             given = {**dict(zip(_SEEN, arguments, strict=False)), **options}
             # What becomes of the output is nothing that attention looks at.
-            found.append((name, layer, {k: x.clone() for k, x in given.items() if k in _SEEN and x is not None}))
+            seen = {k: x.clone() for k, x in given.items() if k in (*_SEEN, *_MASKS) and x is not None}
+            found.append((name, layer, seen))
 
         return hook
 
@@ -101,8 +104,9 @@ def _compare(name: str, layer: GridAttention, arguments: dict[str, Tensor]) -> C
         if mode == "regular" != own and not 1 < math.prod(arguments["query"].shape[2:]) <= MOST_POSITIONS:
             continue
         attention = layer if mode == own else _with_operator(layer, mode)
+        known = arguments if mode != "regular" else {k: x for k, x in arguments.items() if k in _SEEN}
         with record_coefficients(attention) as recorded:
-            attention(**arguments)
+            attention(**known)
         calls[mode] = recorded[0]
     return Comparison(name, own, calls)
 
@@ -112,7 +116,7 @@ def _with_operator(layer: GridAttention, mode: str) -> GridAttention:
     options: dict[str, Any] = {
         "num_heads": layer.num_heads,
         "project": layer.project,
-        "coefficient_norm": None if layer.norm is None else "batch",
+        "coefficient_norm": "batch" if layer.coefficient_norm == "batch_per_key" else layer.coefficient_norm,
         "scale": layer.scale,
         "qk_channels": layer.qk_channels,
         "out_channels": layer.out_channels,
@@ -122,6 +126,8 @@ def _with_operator(layer: GridAttention, mode: str) -> GridAttention:
         if mode == "regular"
         else KroneckerAttention(layer.channels, mode, **options)
     )
+    if isinstance(layer, KroneckerAttention) and isinstance(other, KroneckerAttention):
+        other.softmax, other.positions = layer.softmax, layer.positions
     other.query_map, other.key_map, other.value_map = layer.query_map, layer.key_map, layer.value_map
     if other.norm is not None and layer.norm is not None:
         # With a norm for each key there is no one scale to take over; their mean is the nearest thing.

@@ -142,6 +142,10 @@ def _plain_attention(layer: nn.Module) -> bool:
         and layer.project in ("", "v")
         and layer.coefficient_norm in (None, "batch")
         and not layer.uses_batch_statistics
+        and layer.is_linear_in_values
+        and layer.softmax == "joint"
+        and layer.positions is None
+        and layer.layer_scale is None
     )
 
 

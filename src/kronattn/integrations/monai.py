@@ -55,8 +55,13 @@ class KroneckerAttentionBlock(nn.Module):
         if spatial_dims not in _CONVOLUTIONS:
             raise ValueError(f"spatial_dims must be 1, 2 or 3, not {spatial_dims}")
         head_channels = num_channels if num_head_channels is None else num_head_channels
-        if num_channels % head_channels:
-            raise ValueError(f"num_channels {num_channels} must be a multiple of num_head_channels {head_channels}")
+        parts = {"num_head_channels": head_channels, "norm_num_groups": norm_num_groups}
+        for name, value in {"num_channels": num_channels, **parts}.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an int from 1 up, not {value!r}")
+        for name, value in parts.items():
+            if num_channels % value:
+                raise ValueError(f"num_channels {num_channels} must be a multiple of {name} {value}")
         self.spatial_dims = spatial_dims
         self.attention_dtype = attention_dtype
         self.norm = nn.GroupNorm(norm_num_groups, num_channels, eps=norm_eps, affine=True)
@@ -73,6 +78,8 @@ class KroneckerAttentionBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != self.spatial_dims + 2:
             raise ValueError(f"expected {self.spatial_dims} spatial dimensions, got an input of {tuple(x.shape)}")
+        if x.shape[1] != self.norm.num_channels:
+            raise ValueError(f"expected {self.norm.num_channels} channels, got an input of {tuple(x.shape)}")
         normed = self.norm(x)
         if self.attention_dtype is None:
             return x + self.fc(self.attn(normed))

@@ -21,9 +21,11 @@ def with_context(network: Any, stages: int = 2) -> nn.Module:
     Returns:
         The network.
     """
-    encoder = network.encoder
-    if not 0 <= stages <= len(encoder.stages):
-        raise ValueError(f"stages must be at most {len(encoder.stages)}, which the encoder has, not {stages}")
+    encoder: Any = getattr(network, "encoder", None)
+    if not isinstance(getattr(encoder, "stages", None), nn.Module):
+        raise TypeError(f"expected an nnU-Net, whose encoder has stages, not a {type(network).__name__}")
+    if isinstance(stages, bool) or not isinstance(stages, int) or not 0 <= stages <= len(encoder.stages):
+        raise ValueError(f"stages must be from 0 to {len(encoder.stages)}, which the encoder has, not {stages!r}")
     dims = 3 if encoder.conv_op is nn.Conv3d else 2
     for at in range(len(encoder.stages) - stages, len(encoder.stages)):
         channels = encoder.output_channels[at]

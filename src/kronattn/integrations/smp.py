@@ -50,7 +50,10 @@ def register() -> list[str]:
             _knows_kronattn = True
 
             def __init__(self, name: str | None, **params: Any) -> None:
-                super().__init__(None if name in ATTENTIONS else name, **params)
+                try:
+                    super().__init__(None if name in ATTENTIONS else name, **params)
+                except ValueError as error:
+                    raise ValueError(f"{error}; kronattn's are {' and '.join(ATTENTIONS)}") from None
                 if name in ATTENTIONS:
                     self.attention = KroneckerDecoderAttention(params["in_channels"], ATTENTIONS[name])
 

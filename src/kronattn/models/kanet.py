@@ -336,8 +336,8 @@ class KANet(nn.Module):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """The scales of the coefficients' batch norm: decay would flatten the attention."""
-        return {name for name, _ in self.named_parameters() if ".attn.norm." in name}
+        """The scales of the coefficients' norm, and positions: decay would flatten the attention."""
+        return {name for name, _ in self.named_parameters() if ".attn.norm." in name or ".attn.positions." in name}
 
 
 def _initialise(module: nn.Module) -> None:

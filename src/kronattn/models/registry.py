@@ -110,8 +110,8 @@ def packaged_names() -> list[str]:
     """The networks whose weights come with the package.
 
     Example:
-        >>> packaged_names()
-        ['kanet_kv', 'kanet_qkv_as_printed']
+        >>> "kanet_kv" in packaged_names()
+        True
     """
     return sorted(file.stem for file in _WEIGHTS.glob("*.safetensors"))
 

@@ -6,22 +6,27 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
+from kronattn.nn.context_layer import add_residual
 from kronattn.nn.grid_attention import GridAttention, Mixed, check_layer_input, map_positions, map_tokens
 from kronattn.nn.layer_scale import LayerScale
 from kronattn.nn.plain import is_plain
-from kronattn.ops import matrix_products, stages, torch_backend
+from kronattn.nn.positions import AxisPositions
+from kronattn.ops import stages, torch_backend
 from kronattn.ops.attention import pool_grid
 from kronattn.ops.autocast import without_autocast
-from kronattn.ops.checks import check_mean, check_mode, check_residual
+from kronattn.ops.checks import check_mean, check_mode, check_residual, check_softmax_and_combine
 from kronattn.ops.fx import is_captured, leaf_function
+from kronattn.ops.masks import NO_MASKS, Masks, apply_masks, cleared
 from kronattn.ops.plan import Plan, make_plan
 
 __all__ = ["DenseAttention", "KroneckerAttention"]
 
 # Rows and columns of a feature map that one would put Kronecker attention on.
 _TYPICAL_KEYS = 128
+# That axes of an image have vectors for: the size of feature maps where attention usually stands.
+_PLACES = (16, 16)
 
 
 class KroneckerAttention(GridAttention):
@@ -38,11 +43,20 @@ class KroneckerAttention(GridAttention):
             prints it: that multiplies what differs from image to image, and networks of it learn worse.
         project: which of q, k, v get a linear map: "", "v", "qkv", ...
         coefficient_norm: "batch" (one scale for a head's coefficient matrix: any input size), "batch_per_key"
-            (needs ``grid``), or None.
+            (needs ``grid``), "cosine" (queries and keys of length one, and a learned scale), or None.
         scale: of the coefficients.
         qk_channels: that q and k are mapped to; ``channels`` by default.
         out_channels: that v is mapped to; ``channels`` by default.
-        grid: the keys' grid, for "batch_per_key" alone.
+        grid: the keys' grid, for "batch_per_key"; for ``positions``, how many places each axis has vectors for, 16 by
+            16 if it is not given.
+        positions: "learned" for a vector for each place of each axis, added to queries and keys, interpolated to grids
+            of any size; or None.
+        softmax: over all keys, "joint", or for the keys of each axis by themselves, "per_axis", with equal parts of the
+            weight for each axis.
+        combine: what a position of mode "qkv" receives of its row and its column: their "sum", or their "product",
+            scaled so that a constant grid comes out as it would of the sum.
+        gate: y = x · σ(attention): what comes out is the input, with a gate for each channel of each position.
+        dropout: how often a key is left out in training, of each sample and head by itself, for all queries alike.
         layer_scale: a gain for each channel of the output, learned, that starts at this number. At 0 a new layer with a
             residual leaves a pretrained network exactly as it was, and learns from there.
 
@@ -50,7 +64,9 @@ class KroneckerAttention(GridAttention):
         query (N, channels, *grid), and key and value (N, channels, *other_grid) where given, to
         (N, out_channels, *grid); ``residual``, of that shape, is added to the result. ``map_values`` is applied to the
         (N, S, out_channels) values: a linear map of the output, without a bias and of a layer with one head, costs
-        h + w vectors there instead of h·w.
+        h + w vectors there instead of h·w. ``mask``, (N, *grid), and ``key_mask``, (N, *other_grid), are true where
+        there is data: averages and statistics are of that, empty rows and columns take no part, and the output is zero
+        where nothing is. See :func:`kronattn.pad_batch`.
 
     Example:
         >>> layer = KroneckerAttention(64, mode="qkv")
@@ -71,12 +87,31 @@ class KroneckerAttention(GridAttention):
         qk_channels: int | None = None,
         out_channels: int | None = None,
         grid: Sequence[int] | None = None,
+        positions: str | None = None,
+        softmax: str = "joint",
+        combine: str = "sum",
+        gate: bool = False,
+        dropout: float = 0.0,
         layer_scale: float | None = None,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
         check_mode(mode)
         check_mean(mean)
+        check_softmax_and_combine(softmax, combine, mode)
+        if positions not in (None, "learned"):
+            raise ValueError(f"positions must be 'learned' or None, not {positions!r}")
+        if combine == "product" and mean == "each":
+            raise ValueError('combine="product" excludes mean="each": the mean is counted in sums alone')
+        if not isinstance(gate, bool):
+            raise TypeError(f"gate must be True or False, not {gate!r}")
+        if gate and (out_channels not in (None, channels) or "v" not in project):
+            wrong = f"project={project!r}" if "v" not in project else f"out_channels={out_channels}"
+            raise ValueError(
+                f"gate=True excludes {wrong}: the input is gated by its attention's map, channel by channel"
+            )
+        if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be a number from 0 up and below 1, not {dropout!r}")
         super().__init__(
             channels,
             num_heads=num_heads,
@@ -91,17 +126,31 @@ class KroneckerAttention(GridAttention):
         )
         self.mode = mode
         self.mean = mean
+        self.softmax = softmax
+        self.combine = combine
+        self.gate = gate
+        self.dropout = nn.Dropout1d(dropout) if dropout else None
+        self.positions: AxisPositions | None = None
+        if positions is not None:
+            self.positions = AxisPositions(self.qk_channels, grid or _PLACES, device, dtype)
         self.layer_scale = None if layer_scale is None else LayerScale(self.out_channels, layer_scale, device, dtype)
 
-    def plan(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> Plan:
-        """What would run each stage of a call, and why.
+    @property
+    def is_linear_in_values(self) -> bool:
+        """Whether a linear map of the values is one of the output."""
+        return not self.gate and self.combine == "sum"
+
+    def plan(
+        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, masked: bool = False
+    ) -> Plan:
+        """What would run each stage of a call, with a mask or without, and why.
 
         Example:
             >>> print(KroneckerAttention(8).plan(torch.randn(2, 8, 5, 6)))
             pool: torch, mix: PyTorch, spread: torch (query is on cpu: the kernels need a CUDA device)
         """
         query, key, value = self._checked(query, key, value)
-        return self._plan(query, key, value)
+        return self._plan(query, key, value, (masked or None,))
 
     def forward(
         self,
@@ -111,61 +160,115 @@ class KroneckerAttention(GridAttention):
         *,
         residual: Tensor | None = None,
         map_values: Callable[[Tensor], Tensor] | None = None,
+        mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
     ) -> Tensor:
         key_is_query, value_is_key = key is None or key is query, value is None or value is key
         residual_is_query = residual is query
         query, key, value = self._checked(query, key, value)
-        plan = self._plan(query, key, value)
-        key_tokens, key_grid = stages.pool(key, plan)
+        plan = self._plan(query, key, value, (mask, key_mask))
+        masks = NO_MASKS
+        if mask is not None or key_mask is not None:
+            if self.coefficient_norm == "batch_per_key" and not isinstance(mask, fx.Proxy):
+                raise ValueError('coefficient_norm="batch_per_key" excludes mask: use coefficient_norm="batch"')
+            query, key, value, masks = apply_masks(query, key, value, mask, key_mask)
+        # Maps take tokens in the network's dtype, which may be narrower than averages are.
+        maps_all = self.key_map is not None and self.value_map is not None
+        key_tokens, key_grid = stages.pool(key, plan, masks.key_shares, rounded=maps_all)
         query = key_grid if key_is_query else query
-        value_tokens = key_tokens if value_is_key else stages.pool(value, plan)[0]
-        if self.key_map is not None and self.value_map is not None and value_is_key:
-            # Both maps take tokens in the network's dtype, which may be narrower than averages are.
+        value_tokens = key_tokens if value_is_key else stages.pool(value, plan, masks.key_shares)[0]
+        if maps_all and value_is_key:
             key_tokens = value_tokens = key_tokens.to(query.dtype)
-        keys = stages.scaled(map_tokens(self.key_map, key_tokens, query), self.scale, self.num_heads)
+        keys, places = map_tokens(self.key_map, key_tokens, query), None
+        if self.positions is not None:
+            key_places = self.positions(key, masks.key_shares)
+            keys = keys + key_places.to(keys.dtype)
+            places = key_places if key_is_query else self.positions(query, masks.shares)
+        keys = stages.scaled(self._unit(keys, 2), self.scale, self.num_heads)
         values = map_tokens(self.value_map, value_tokens, query)
-        # A gain for each channel of the output is one for each channel of the values, of which there are few.
-        values = values if self.layer_scale is None else self.layer_scale(values)
+        if self.layer_scale is not None and self.is_linear_in_values:
+            # A gain for each channel of the output is one for each channel of the values, of which there are few.
+            values = self.layer_scale(values)
+        if self.dropout is not None:
+            # Coefficients times a number for each key and head are values times that number.
+            vectors = values.unflatten(2, (self.num_heads, -1)).flatten(1, 2)
+            values = self.dropout(vectors).unflatten(1, (-1, self.num_heads)).flatten(2)
         if self.mode == "qkv":
-            query_tokens = key_tokens if key_is_query else stages.pool(query, plan)[0]
-            mixed = self._mix_tokens(map_tokens(self.query_map, query_tokens, query), keys, values, query)
+            query_tokens = key_tokens if key_is_query else stages.pool(query, plan, masks.shares)[0]
+            queries = map_tokens(self.query_map, query_tokens, query)
+            queries = self._unit(queries if places is None else queries + places.to(queries.dtype), 2)
+            mixed = self._mix_tokens(queries, keys, values, query, plan, masks)
         else:
-            mixed, query = self._mix_positions(query, keys, values, key_tokens if key_is_query else None, plan)
+            averages = key_tokens if key_is_query else None
+            mixed, query = self._mix_positions(query, keys, values, averages, plan, places, masks)
+        if mask is not None or key_mask is not None:
+            bias = stages.masked_bias(mixed.key_bias, masks.key_shares, self.num_heads)
+            mixed = mixed._replace(key_bias=bias, masks=masks)
         if map_values is not None:
             # After the layer's own modules, as counters of parameters expect. Traced by itself, the layer has a
             # placeholder here, for what may be given or not.
+            if not self.is_linear_in_values and not isinstance(map_values, fx.Proxy):
+                option = "gate=True" if self.gate else 'combine="product"'
+                raise ValueError(f"map_values excludes {option}: the output is not linear in the values")
             values = mixed.values
             values = optionally(map_values, values) if isinstance(map_values, fx.Proxy) else map_values(values)
             mixed = mixed._replace(values=values)
         if self.observer is not None:
             self.observer(self, mixed, query.shape[2:], key.shape[2:])
         residual = check_residual(query if residual_is_query else residual, query, mixed.values)
-        queries, keys, bias, values, coefficients = mixed
-        if coefficients is not None:
-            return materialised(coefficients, values, query, residual)
-        if self.mode == "kv":
-            return stages.spread(
-                queries, keys, values, plan, num_heads=self.num_heads, key_bias=bias, residual=residual
-            )
-        tokens = stages.attend_tokens(queries, keys, values, plan, num_heads=self.num_heads, key_bias=bias)
-        tokens = stages.count_mean_once(tokens, query) if self.mean == "once" else tokens
-        return stages.spread_tokens(tokens, query, plan, residual=residual)
+        y = self._spread(mixed, query, key.shape[2:], plan, residual if self.is_linear_in_values else None)
+        if not self.is_linear_in_values:
+            y = query * y.sigmoid() if self.gate else y
+            y = y if self.layer_scale is None else map_positions(self.layer_scale, y)
+            y = add_residual(y, residual)
+        return y if mask is None else cleared(y, mask)
 
-    def _mix_tokens(self, queries: Tensor, keys: Tensor, values: Tensor, like: Tensor) -> Mixed:
+    def _spread(self, mixed: Mixed, query: Tensor, key_grid: Any, plan: Plan, residual: Tensor | None) -> Tensor:
+        """What the last stage makes of what the middle stage gave."""
+        queries, keys, bias, values, coefficients, masks = mixed
+        options: Any = {"num_heads": self.num_heads, "key_bias": bias}
+        if self.softmax == "per_axis":
+            options["axes"] = key_grid
+        if self.mode == "kv":
+            if coefficients is not None:
+                return stages.spread_coefficients(coefficients, values, query, plan, residual=residual)
+            return stages.spread(queries, keys, values, plan, residual=residual, **options)
+        if coefficients is not None:
+            tokens = stages.spread_coefficients(coefficients, values, queries.transpose(1, 2), plan).transpose(1, 2)
+        else:
+            tokens = stages.attend_tokens(queries, keys, values, plan, **options)
+        return stages.combine_tokens(
+            tokens, query, plan, mean=self.mean, combine=self.combine, shares=masks.shares, residual=residual
+        )
+
+    def _mix_tokens(
+        self, queries: Tensor, keys: Tensor, values: Tensor, like: Tensor, plan: Plan, masks: Masks
+    ) -> Mixed:
         """KAO_QKV's middle stage: queries are (N, sum(grid), C) tokens too."""
         moments = None
+        if self.num_heads == 1 and self._materialises(plan):
+            return self._mix_materialised(queries, queries.transpose(1, 2), keys, values, plan)
         if self.uses_batch_statistics:
             per_key = self.coefficient_norm == "batch_per_key"
-            moments = stages.moments_of_tokens(queries, keys, like, num_heads=self.num_heads, per_key=per_key)
-        keys, bias = self._normalised(keys, moments)
+            moments, queries, keys = stages.moments_of_tokens(
+                queries, keys, like, plan, num_heads=self.num_heads, per_key=per_key, masks=masks
+            )
+        keys, bias = self._normalised(keys, moments, plan)
         return Mixed(queries, keys, bias, values)
 
     def _mix_positions(
-        self, query: Tensor, keys: Tensor, values: Tensor, query_tokens: Tensor | None, plan: Plan
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        query_tokens: Tensor | None,
+        plan: Plan,
+        places: Tensor | None,
+        masks: Masks,
     ) -> tuple[Mixed, Tensor]:
         """KAO_KV's middle stage: every position of (N, C, *grid) asks. Also the query to go on with.
 
-        ``query_tokens`` are the averages of the query where they are at hand.
+        ``query_tokens`` are the averages of the query where they are at hand, ``places`` the vectors of its positions.
         """
         queries, moments = query, None
         if self.query_map is not None:
@@ -173,32 +276,47 @@ class KroneckerAttention(GridAttention):
                 keys = keys @ self.query_map.weight.to(keys.dtype)
             else:
                 queries, query_tokens = map_positions(self.query_map, query), None
-        if isinstance(plan, Plan) and plan.spread == "matrix_products":
-            return self._mix_materialised(queries, keys, values), query
+        if places is not None or self.coefficient_norm == "cosine":
+            if places is not None:
+                places = places.to(queries.dtype).expand(queries.shape[0], -1, -1)
+                queries = stages.spread_tokens(places, queries, plan, residual=queries)
+            queries, query_tokens = self._unit(queries, 1), None
+        if self._materialises(plan):
+            return self._mix_materialised(queries, queries, keys, values, plan), query
         if self.uses_batch_statistics:
-            moments, normed = stages.moments_of_positions(
+            moments, normed, keys = stages.moments_of_positions(
                 queries,
                 keys,
                 plan,
                 num_heads=self.num_heads,
                 per_key=self.coefficient_norm == "batch_per_key",
                 query_tokens=query_tokens,
+                masks=masks,
             )
             query = normed if queries is query else query
             queries = normed
-        keys, bias = self._normalised(keys, moments)
+        keys, bias = self._normalised(keys, moments, plan)
         return Mixed(queries, keys, bias, values), query
 
-    def _mix_materialised(self, queries: Tensor, keys: Tensor, values: Tensor) -> Mixed:
-        """The same for wide layers: the coefficients are materialised once, for their statistics and to go on with."""
-        with without_autocast(queries):
-            coefficients, scale = matrix_products.coefficients(queries, keys), None
-            if self.norm is not None:
-                batch = self.uses_batch_statistics
-                scale, _ = self.norm(keys, matrix_products.moments(coefficients, keys.shape[1]) if batch else None)
-                coefficients = coefficients * scale.reshape(())
-            if self.observer is not None and scale is not None:
-                keys = keys * scale
+    def _materialises(self, plan: Plan) -> bool:
+        """Whether the coefficients are materialised; never while symbolic tracing, for which there is no plan yet."""
+        if self.coefficient_norm == "batch_per_key" or self.softmax == "per_axis":
+            return False
+        return isinstance(plan, Plan) and plan.spread == "matrix_products"
+
+    def _mix_materialised(self, queries: Tensor, grid: Tensor, keys: Tensor, values: Tensor, plan: Plan) -> Mixed:
+        """The same for wide layers: the coefficients are materialised once, for their statistics and to go on with.
+
+        ``grid`` are the queries as (N, C, *grid).
+        """
+        coefficients, moments = stages.coefficients(grid, keys, plan), None
+        if self.norm is not None:
+            if self.uses_batch_statistics:
+                moments, coefficients = stages.moments_of_coefficients(coefficients, keys.shape[1], plan)
+            if self.observer is not None:
+                keys = keys * self.norm.scale_and_bias(moments)[0]
+            # What multiplies the keys multiplies the coefficients.
+            coefficients, _ = self.norm(coefficients, moments, plan)
         return Mixed(queries, keys, None, values, coefficients)
 
     def _folds_query_map(self, keys: Tensor, plan: Plan) -> bool:
@@ -209,6 +327,8 @@ class KroneckerAttention(GridAttention):
         """
         if self.num_heads > 1 or self.query_map is None or not is_plain(self.query_map) or not isinstance(plan, Plan):
             return False
+        if self.positions is not None or self.coefficient_norm == "cosine":
+            return False  # the mapped queries are needed
         if self.uses_batch_statistics and plan.spread == "torch":
             return False
         count = _TYPICAL_KEYS if is_captured() else keys.shape[1]
@@ -219,20 +339,25 @@ class KroneckerAttention(GridAttention):
             query, key, value, channels=self.channels, dtype=self._map_dtype(), owner="KroneckerAttention"
         )
 
-    def _plan(self, query: Tensor, key: Tensor, value: Tensor) -> Plan:
+    def _plan(self, query: Tensor, key: Tensor, value: Tensor, masks: Sequence[object] = ()) -> Plan:
         return make_plan(
             query,
             key,
             value,
             mode=self.mode,
             num_heads=self.num_heads,
-            per_key=self.coefficient_norm == "batch_per_key",
+            per_key=self.coefficient_norm == "batch_per_key" or self.softmax == "per_axis",
+            masks=masks,
             channels=max(self.channels, self.qk_channels, self.out_channels),
         )
 
     def extra_repr(self) -> str:
-        mean = f", mean={self.mean!r}" if self.mode == "qkv" else ""
-        return f"{super().extra_repr()}, mode={self.mode!r}{mean}"
+        parts = [super().extra_repr(), f"mode={self.mode!r}"]
+        if self.mode == "qkv":
+            parts.append(f"mean={self.mean!r}" if self.combine == "sum" else f"combine={self.combine!r}")
+        if self.softmax != "joint":
+            parts.append(f"softmax={self.softmax!r}")
+        return ", ".join([*parts, "gate=True"] if self.gate else parts)
 
 
 class DenseAttention(GridAttention):
@@ -294,12 +419,12 @@ class DenseAttention(GridAttention):
         if self.pool is not None:
             key = pool_grid(key, self.pool)
             value = key if value_is_key else pool_grid(value, self.pool)
-        queries = map_positions(self.query_map, query)
+        queries = self._unit(map_positions(self.query_map, query), 1)
         keys, values = (
             map_positions(linear, x).flatten(2).transpose(1, 2)
             for linear, x in ((self.key_map, key), (self.value_map, value))
         )
-        keys, moments = stages.scaled(keys, self.scale, self.num_heads), None
+        keys, moments = stages.scaled(self._unit(keys, 2), self.scale, self.num_heads), None
         if self.uses_batch_statistics:
             moments = dense_moments(queries, keys, self.num_heads, self.coefficient_norm == "batch_per_key")
         keys, bias = self._normalised(keys, moments)
@@ -316,12 +441,6 @@ class DenseAttention(GridAttention):
 def optionally(function: Callable[[Tensor], Tensor] | None, x: Tensor) -> Tensor:
     """function(x), or ``x`` where there is no function."""
     return x if function is None else function(x)
-
-
-def materialised(coefficients: Tensor, values: Tensor, like: Tensor, residual: Tensor | None) -> Tensor:
-    """The last stage from materialised coefficients; see :func:`kronattn.ops.matrix_products.spread`."""
-    with without_autocast(like):
-        return matrix_products.spread(coefficients, values, like, residual=residual)
 
 
 @leaf_function

@@ -8,9 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from kronattn.ops import stages
 from kronattn.ops.autocast import without_autocast
 from kronattn.ops.coefficients import Moments
-from kronattn.ops.fx import leaf_module
+from kronattn.ops.compat import needs_dispatcher
+from kronattn.ops.fx import is_captured, leaf_module
+from kronattn.ops.plan import Plan
 
 __all__ = ["CoefficientNorm", "synchronise_coefficient_norms"]
 
@@ -32,9 +35,9 @@ class CoefficientNorm(nn.Module):
     Example:
         >>> from kronattn.ops.coefficients import token_moments
         >>> norm, queries, keys = CoefficientNorm(num_heads=2), torch.randn(4, 50, 8), torch.randn(4, 15, 8)
-        >>> scale, bias = norm(keys, token_moments(queries, keys, num_heads=2))
-        >>> scale.shape, bias
-        (torch.Size([2]), None)
+        >>> normed, bias = norm(keys, token_moments(queries, keys, num_heads=2))
+        >>> normed.shape, bias
+        (torch.Size([4, 15, 8]), None)
     """
 
     running_mean: Tensor
@@ -69,15 +72,18 @@ class CoefficientNorm(nn.Module):
             nn.init.zeros_(self.bias)
 
     @leaf_module
-    def forward(self, keys: Tensor, moments: Moments | None = None) -> tuple[Tensor, Tensor | None]:
-        """What to multiply the keys by so that E is normed, and what to add to each key's coefficients.
+    def forward(
+        self, keys: Tensor, moments: Moments | None = None, plan: Plan | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The keys multiplied so that E is normed, and what to add to each key's coefficients.
 
         Args:
-            keys: (N, S, C), the channels of all heads.
-            moments: of KᵀQ, in training; without them the running statistics are used.
+            keys: (N, S, C), the channels of all heads; or E itself, of one head.
+            moments: of E, in training; without them the running statistics are used.
+            plan: of the layer's call.
 
         Returns:
-            (num_heads,) and None or, with ``num_keys``, two (num_heads, S) tensors.
+            (N, S, C), and None or, with ``num_keys``, a (num_heads, S) tensor.
         """
         if self.num_keys is not None and keys.shape[1] != self.num_keys:
             raise ValueError(
@@ -85,25 +91,53 @@ class CoefficientNorm(nn.Module):
                 f'use coefficient_norm="batch" for input of any size'
             )
         with without_autocast(keys):
-            if moments is None or moments.members == 0:
-                mean, variance = self.running_mean, self.running_var
-            else:
-                mean, variance = self._batch_statistics(moments)
-            scale = torch.rsqrt(variance + self.eps) * self.weight
-            if self.bias is None:
-                return scale, None
-            return scale.view(self.num_heads, -1), (self.bias - mean * scale).view(self.num_heads, -1)
+            if plan is not None and plan.pool == "triton" and self._is_for_kernel(keys, moments):
+                running = self.running_mean, self.running_var, self.num_batches_tracked
+                constants = {"eps": self.eps, "momentum": self.momentum, "num_heads": self.num_heads}
+                return stages.normalise(keys, self.weight, moments, running, **constants), None
+            scale, bias = self.scale_and_bias(moments, update=self.training)
+            return stages.scaled(keys, scale, self.num_heads), bias
 
-    def _batch_statistics(self, moments: Moments) -> tuple[Tensor, Tensor]:
+    def scale_and_bias(self, moments: Moments | None, *, update: bool = False) -> tuple[Tensor, Tensor | None]:
+        """What to multiply the keys by, (num_heads,) or (num_heads, S), and what to add to their coefficients.
+
+        ``update``: whether the running statistics follow the moments.
+        """
+        if moments is None or (not isinstance(moments.members, Tensor) and moments.members == 0):
+            mean, variance = self.running_mean, self.running_var
+        else:
+            mean, variance = self._batch_statistics(moments, update)
+        scale = torch.rsqrt(variance + self.eps) * self.weight
+        if self.bias is None:
+            return scale, None
+        return scale.view(self.num_heads, -1), (self.bias - mean * scale).view(self.num_heads, -1)
+
+    def _is_for_kernel(self, keys: Tensor, moments: Moments | None) -> bool:
+        """Whether one launch can do it all: statistics of this process, a momentum, no bias, and nobody watching."""
+        if self.bias is not None or self.momentum is None or is_captured() or needs_dispatcher(keys):
+            return False
+        if type(self.weight) is not nn.Parameter or self._shares_statistics():
+            return False
+        if moments is None:
+            # It has no gradient by the running statistics.
+            return not (torch.is_grad_enabled() and (keys.requires_grad or self.weight.requires_grad))
+        return self.training and not isinstance(moments.members, Tensor) and moments.members > 1
+
+    def _batch_statistics(self, moments: Moments, update: bool) -> tuple[Tensor, Tensor]:
         mean, squares = moments.mean.flatten(), moments.squares.flatten()
-        members: int | Tensor = moments.members
+        members = moments.members
         if self._shares_statistics():
             members, mean, squares = _synchronise(Moments(moments.members, mean, squares), self.process_group)
-        elif members == 1:
+        elif not isinstance(members, Tensor) and members == 1:
             raise ValueError("batch norm of the coefficients needs more than one coefficient in a training batch")
-        if self.training:
+        others, known = members - 1, None
+        if isinstance(members, Tensor):
+            # A mask may leave none: zero over one, and nothing learned of it.
+            known = members > 0
+            members, others = members.clamp_min(1), (members - 1).clamp_min(1)
+        if update:
             with torch.no_grad():
-                self._update_running(mean.detach(), squares.detach() / (members - 1))
+                self._update_running(mean.detach(), squares.detach() / others, known)
         return mean, squares / members
 
     def _shares_statistics(self) -> bool:
@@ -111,9 +145,11 @@ class CoefficientNorm(nn.Module):
             return False
         return dist.is_available() and dist.is_initialized() and dist.get_world_size(self.process_group) > 1
 
-    def _update_running(self, mean: Tensor, variance: Tensor) -> None:
+    def _update_running(self, mean: Tensor, variance: Tensor, known: Tensor | None) -> None:
         self.num_batches_tracked.add_(1)
         weight: float | Tensor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.float()
+        if known is not None:
+            weight = (weight * known).to(self.running_mean.dtype)
         for running, current in ((self.running_mean, mean), (self.running_var, variance)):
             running.lerp_(current.to(running.dtype), weight)
 
@@ -141,9 +177,9 @@ def synchronise_coefficient_norms(module: nn.Module, process_group: Any = None) 
 
 def _synchronise(moments: Moments, group: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Moments of the batch across all processes; gradients flow back to each of them."""
-    members = moments.mean.new_tensor([float(moments.members)])
+    members = moments.mean.new_ones(1) * moments.members
     totals = _AllSum.apply(torch.cat([members, members * moments.mean]), group)
-    everyone, mean = totals[:1], totals[1:] / totals[:1]
+    everyone, mean = totals[:1], totals[1:] / totals[:1].clamp_min(1)
     # The deviation of this process's mean is known once the common mean is: a second, equally small message.
     squares = _AllSum.apply(moments.squares + members * (moments.mean - mean).square(), group)
     return everyone.detach(), mean, squares

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,11 +13,7 @@ from kronattn.names import near_names
 from kronattn.nn.attention import DenseAttention, KroneckerAttention
 from kronattn.nn.context import AxisMeans, CoordinateGate, GlobalContext, GlobalMean, NoContext, SqueezeAxial
 
-__all__ = ["CONTEXTS", "build_context", "check_context", "context_builder", "list_contexts"]
-
-# What makes KAO_QKV the printed equation: nothing as long as KroneckerAttention has no other, {"mean": "each"} as soon
-# as it takes ``mean``.
-AS_PRINTED: dict[str, Any] = {"mean": "each"}
+__all__ = ["CONTEXTS", "build_context", "context_builder", "list_contexts", "parse_context"]
 
 CONTEXTS: dict[str, Callable[..., nn.Module]] = {
     "none": NoContext,
@@ -29,11 +26,14 @@ CONTEXTS: dict[str, Callable[..., nn.Module]] = {
     "attention_pool": partial(DenseAttention, pool=2),
     "kao_kv": partial(KroneckerAttention, mode="kv"),
     "kao_qkv": partial(KroneckerAttention, mode="qkv"),
-    "kao_qkv_as_printed": partial(KroneckerAttention, mode="qkv", **AS_PRINTED),
+    "kao_qkv_as_printed": partial(KroneckerAttention, mode="qkv", mean="each"),
 }
 
 # Layers with parameters for each axis, which have to know how many there are.
 PER_AXIS = ("coordinate_gate", "squeeze_axial")
+# Vectors that positions="learned" has for each axis, where nothing else is said.
+_PLACES = 16
+_WORDS = {"true": True, "false": False, "none": None}
 
 
 def list_contexts() -> list[str]:
@@ -50,7 +50,7 @@ def build_context(name: str, channels: int, *, axes: int = 2, **options: Any) ->
     """Build a context layer by its name.
 
     Args:
-        name: one of :func:`list_contexts`.
+        name: one of :func:`list_contexts`; options may follow it: ``"kao_qkv:positions=learned:gate=true"``.
         channels: of its input and output.
         axes: of the grid: 2 for images, 3 for volumes. Most layers take any number of them.
         options: the layer's own, such as ``num_heads=4``.
@@ -63,9 +63,14 @@ def build_context(name: str, channels: int, *, axes: int = 2, **options: Any) ->
         ...
         ValueError: unknown context 'global_maen': did you mean 'global_mean'...? There are none, global_mean, ...
     """
-    check_context(name)
+    name, named = parse_context(name)
+    for option in named.keys() & options.keys():
+        raise ValueError(f"{option} was given twice, as {named[option]!r} after {name} and as {options[option]!r}")
+    options |= named
     if name in PER_AXIS:
         options["axes"] = axes
+    if options.get("positions") is not None and name.startswith("kao_"):
+        options.setdefault("grid", (_PLACES,) * axes)
     try:
         return CONTEXTS[name](channels, **options)
     except TypeError as error:
@@ -73,11 +78,33 @@ def build_context(name: str, channels: int, *, axes: int = 2, **options: Any) ->
         raise TypeError(f"{name}: {str(error).split('() ')[-1]}") from None
 
 
-def check_context(name: str) -> None:
-    """``name`` is one of :func:`list_contexts`, or the error lists them."""
+def parse_context(text: str) -> tuple[str, dict[str, Any]]:
+    """A name of :func:`list_contexts`, or the error lists them, and the options that follow it after colons.
+
+    Example:
+        >>> parse_context("kao_qkv:positions=learned:num_heads=4:gate=true")
+        ('kao_qkv', {'positions': 'learned', 'num_heads': 4, 'gate': True})
+    """
+    name, *parts = str(text).split(":")
     if name not in CONTEXTS:
-        near, listed = near_names(str(name), CONTEXTS), ", ".join(CONTEXTS)
+        near, listed = near_names(name, CONTEXTS), ", ".join(CONTEXTS)
         raise ValueError(f"unknown context {name!r}: {near if listed in near else f'{near} There are {listed}'}")
+    options: dict[str, Any] = {}
+    for part in parts:
+        option, equals, value = part.partition("=")
+        if not option.isidentifier() or not equals:
+            raise ValueError(f"context {text!r}: options are like {name}:positions=learned:gate=true, not {part!r}")
+        options[option] = _value(value)
+    return name, options
+
+
+def _value(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def context_builder(context: str | Callable[..., nn.Module], **options: Any) -> Callable[..., nn.Module]:
@@ -88,7 +115,7 @@ def context_builder(context: str | Callable[..., nn.Module], **options: Any) -> 
         2
     """
     if isinstance(context, str):
-        check_context(context)
+        parse_context(context)
         return partial(build_context, context, **options)
     if not callable(context):
         raise TypeError(f"context must be a name or build a layer from its channels, not {type(context).__name__}")

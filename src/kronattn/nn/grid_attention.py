@@ -9,15 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from kronattn.nn.coefficient_norm import CoefficientNorm
+from kronattn.nn.cosine_norm import CosineNorm, unit
 from kronattn.ops.autocast import autocast_is_on
 from kronattn.ops.checks import check_heads, check_scale, check_triple
 from kronattn.ops.coefficients import Moments
 from kronattn.ops.fx import leaf_function
-from kronattn.ops.stages import scaled
+from kronattn.ops.masks import NO_MASKS, Masks
+from kronattn.ops.plan import Plan
 
 __all__ = ["GridAttention", "Mixed", "check_layer_input", "map_positions", "map_tokens"]
 
-COEFFICIENT_NORMS = ("batch", "batch_per_key", None)
+COEFFICIENT_NORMS = ("batch", "batch_per_key", "cosine", None)
 
 
 class Mixed(NamedTuple):
@@ -26,10 +28,12 @@ class Mixed(NamedTuple):
     Attributes:
         queries: (N, C, *grid) where every position asks, (N, M, C) where tokens do.
         keys: (N, S, C), with the scale and the norm of the coefficients multiplied in.
-        key_bias: (num_heads, S), added to each key's coefficients before the softmax, or None.
+        key_bias: (num_heads, S), or with a mask (N, num_heads, S), added to each key's coefficients before the
+            softmax, or None.
         values: (N, S, P).
         coefficients: of the keys before the softmax, where they are materialised; see
             :mod:`kronattn.ops.matrix_products`.
+        masks: what of it holds data; see :mod:`kronattn.ops.masks`.
     """
 
     queries: Tensor
@@ -37,6 +41,7 @@ class Mixed(NamedTuple):
     key_bias: Tensor | None
     values: Tensor
     coefficients: Tensor | None = None
+    masks: Masks = NO_MASKS
 
 
 class GridAttention(nn.Module):
@@ -95,8 +100,10 @@ class GridAttention(nn.Module):
         self.query_map = linear("q", self.qk_channels)
         self.key_map = linear("k", self.qk_channels)
         self.value_map = linear("v", self.out_channels)
-        self.norm: CoefficientNorm | None = None
-        if coefficient_norm is not None:
+        self.norm: CoefficientNorm | CosineNorm | None = None
+        if coefficient_norm == "cosine":
+            self.norm = CosineNorm(num_heads).to(device=device, dtype=dtype)
+        elif coefficient_norm is not None:
             self.norm = CoefficientNorm(
                 num_heads, num_keys=num_keys if coefficient_norm == "batch_per_key" else None
             ).to(device=device, dtype=dtype)
@@ -113,14 +120,20 @@ class GridAttention(nn.Module):
     @property
     def uses_batch_statistics(self) -> bool:
         """Whether the coefficients are normed by this batch's statistics, as in training."""
-        return self.norm is not None and self.norm.training
+        return isinstance(self.norm, CoefficientNorm) and self.norm.training
 
-    def _normalised(self, keys: Tensor, moments: Moments | None) -> tuple[Tensor, Tensor | None]:
+    def _unit(self, x: Tensor, dim: int) -> Tensor:
+        """Queries or keys with channels along ``dim``, of length one where coefficients are cosines."""
+        return unit(x, self.num_heads, dim) if self.coefficient_norm == "cosine" else x
+
+    def _normalised(
+        self, keys: Tensor, moments: Moments | None, plan: Plan | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """(N, S, C) keys with the norm of the coefficients multiplied in, and each key's bias."""
         if self.norm is None:
             return keys, None
-        scale, bias = self.norm(keys, moments)
-        return scaled(keys, scale, self.num_heads), bias
+        keys, bias = self.norm(keys, moments, plan)
+        return keys, bias
 
     def extra_repr(self) -> str:
         parts = [f"{self.channels}"]

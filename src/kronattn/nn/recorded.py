@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 
 from kronattn.ops.grid import outer_sum
+from kronattn.ops.masks import NO_MASKS, Masks, axis_means, cleared
+from kronattn.ops.plan import Plan
+from kronattn.ops.stages import combine_tokens
 
 __all__ = ["PositionWeights", "RecordedAttention"]
+
+
+# Recorded calls are looked at, wherever they lie.
+_PLAN = Plan("torch", "torch", "recorded")
 
 
 @dataclass(frozen=True)
@@ -25,9 +32,9 @@ class PositionWeights:
     For Kronecker attention the axes are the layer's coefficients, one weight a row and one a column, and the map is
     what they imply: a row's weight is spread evenly over its positions, and so is a column's, because their keys and
     values are averages. Nothing is multiplied. For the regular operator the map is the coefficients, and the axes
-    are its sums. The map adds up to ``total``: 1, but in mode "qkv" with the mean counted for each axis as many as
-    there are axes, because a position adds up what its row and what its column asked for. With the mean counted once,
-    weights may be negative.
+    are its sums. The map adds up to ``total``: 1, but in mode "qkv" with the mean counted for each axis, or with a
+    product, as many as there are axes: what a position's row and what its column asked for. With the mean counted once,
+    weights may be negative. With a mask, a row's weight is of what there is in it, and the map spreads it over all.
     """
 
     axes: tuple[Tensor, ...]
@@ -60,10 +67,13 @@ class RecordedAttention:
         key_grid: of the keys, after pooling where there is any.
         queries: (N, H, d, m) as columns: every position's, or in mode "qkv" the averages, last axis first.
         keys: (N, H, d, n) as columns, with the scale and the norm of the coefficients multiplied in.
-        bias: (H, n), added to each key's coefficients before the softmax, or None.
+        bias: (H, n), or with a mask (N, H, n), added to each key's coefficients before the softmax, or None.
         values: (N, P, n) as columns: averages for Kronecker attention, positions for the regular operator.
         mean_once: in mode "qkv", whether the mean is counted once; positions then ask for what their averages do, less
             what all positions ask for on the average.
+        per_axis: whether the keys of each axis have a softmax of their own.
+        product: in mode "qkv", whether rows and columns are multiplied rather than added.
+        masks: what of queries and keys holds data; see :mod:`kronattn.ops.masks`.
 
     Example:
         >>> from kronattn.nn import KroneckerAttention
@@ -89,6 +99,9 @@ class RecordedAttention:
         values: Tensor,
         *,
         mean_once: bool = False,
+        per_axis: bool = False,
+        product: bool = False,
+        masks: Masks = NO_MASKS,
     ) -> None:
         self.name = name
         self.mode = mode
@@ -99,6 +112,9 @@ class RecordedAttention:
         self.bias = bias
         self.values = values
         self.mean_once = mean_once
+        self.per_axis = per_axis
+        self.product = product
+        self.masks = masks
 
     @property
     def num_heads(self) -> int:
@@ -143,18 +159,25 @@ class RecordedAttention:
         return PositionWeights(axes, implied, len(self.grid) if self.mode == "qkv" and not self.mean_once else 1)
 
     def output(self) -> Tensor:
-        """(N, P, *grid): the coefficients applied to the values, which is the layer's output without any residual."""
+        """(N, P, *grid): the coefficients applied to the values, which is the layer's output without any residual.
+
+        With ``gate=True``, what the gate is the sigmoid of.
+        """
         values = self.values.unflatten(1, (self.num_heads, -1))
         output = (values @ self.coefficients).flatten(1, 2)
-        if self.mean_once:
-            output = output - (values @ self._counted_again().unsqueeze(-1)).flatten(1, 2) / len(self.grid)
-        return outer_sum(output, self.grid) if self.mode == "qkv" else output.unflatten(-1, self.grid)
+        if self.mode != "qkv":
+            return cleared(output.unflatten(-1, self.grid), self.masks.mask)
+        combine, mean = "product" if self.product else "sum", "once" if self.mean_once else "each"
+        like = output.new_empty(()).expand(len(output), 1, *self.grid)
+        y = combine_tokens(output.transpose(1, 2), like, _PLAN, mean=mean, combine=combine, shares=self.masks.shares)
+        return cleared(y, self.masks.mask)
 
     def _coefficients(self, queries: Tensor) -> Tensor:
         logits = self.keys.transpose(-2, -1) @ queries
         if self.bias is not None:
             logits = logits + self.bias.unsqueeze(-1)
-        return logits.softmax(dim=-2)
+        parts = logits.split(self.key_grid[::-1] if self.per_axis else logits.shape[-2], dim=-2)
+        return torch.cat([part.softmax(dim=-2) for part in parts], dim=-2) / len(parts)
 
     def _of_positions(self) -> Tensor:
         """(N, H, n, *grid): in mode "qkv", the sum of what a position's averages asked for."""
@@ -167,8 +190,9 @@ class RecordedAttention:
 
     def _counted_again(self) -> Tensor:
         """(N, H, n): what the outer sum of all axes counts too often, of every position alike."""
-        parts = self.coefficients.split(self.grid[::-1], dim=-1)
-        return sum(part.mean(dim=-1) for part in parts) * (1 - 1 / len(self.grid))
+        rows = self.coefficients.flatten(1, 2).transpose(1, 2)
+        total = torch.cat(axis_means(rows, self.grid[::-1], self.masks.shares), dim=1).sum(dim=1)
+        return total.unflatten(1, (self.num_heads, -1)) * (1 - 1 / len(self.grid))
 
     def _by_axis(self, weights: Tensor) -> list[Tensor]:
         """(N, H, n, ...) to one (N, H, size, ...) for each axis of the keys' grid, first axis first."""

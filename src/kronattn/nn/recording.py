@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import overload
+from typing import Any, overload
 
 from torch import nn
 
 from kronattn.nn.attention import KroneckerAttention
 from kronattn.nn.grid_attention import GridAttention, Mixed
 from kronattn.nn.recorded import RecordedAttention, wide
+from kronattn.ops.masks import Masks
 
 __all__ = ["Recording", "record_coefficients"]
 
@@ -88,6 +89,17 @@ def record_coefficients(model: nn.Module) -> Iterator[Recording]:
             layer.observer = observer
 
 
+def _options(layer: GridAttention) -> dict[str, Any]:
+    if not isinstance(layer, KroneckerAttention):
+        return {}
+    product = layer.combine == "product"
+    return {
+        "mean_once": layer.mode == "qkv" and layer.mean == "once" and not product,
+        "per_axis": layer.softmax == "per_axis",
+        "product": product,
+    }
+
+
 def _observer(name: str, recording: Recording) -> Callable[[GridAttention, Mixed, Sequence[int], Sequence[int]], None]:
     def observe(layer: GridAttention, mixed: Mixed, grid: Sequence[int], key_grid: Sequence[int]) -> None:
         mode = layer.mode if isinstance(layer, KroneckerAttention) else "regular"
@@ -108,7 +120,8 @@ def _observer(name: str, recording: Recording) -> Callable[[GridAttention, Mixed
                 keys.transpose(1, 2).unflatten(1, heads).to(columns.dtype),
                 bias,
                 values.transpose(1, 2).to(columns.dtype),
-                mean_once=mode == "qkv" and isinstance(layer, KroneckerAttention) and layer.mean == "once",
+                masks=Masks(*(None if x is None else x.clone() for x in mixed.masks)),
+                **_options(layer),
             )
         )
 

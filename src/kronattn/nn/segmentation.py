@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from kronattn.nn.attention import DenseAttention, KroneckerAttention
 from kronattn.ops.fx import is_captured, leaf_function
 
-__all__ = ["AtrousPyramidHead", "DenseSegmentationHead", "KroneckerSegmentationHead", "resize_scores"]
+__all__ = [
+    "AtrousPyramidHead",
+    "DenseSegmentationHead",
+    "KroneckerSegmentationHead",
+    "SegmentationHead",
+    "class_convolution",
+    "resize_scores",
+]
 
 # Of DeepLabV2's last layers, and the standard deviation that these start with.
 RATES = (6, 12, 18, 24)
@@ -50,7 +57,7 @@ def resize_scores(scores: Tensor, size: Sequence[int], *, stride: int | None = N
     return resized[..., :height, :width]
 
 
-class _Head(nn.Module):
+class SegmentationHead(nn.Module):
     """What the heads share: scores from features, brought to the image's size where that is given."""
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
@@ -80,7 +87,7 @@ class _Head(nn.Module):
         return scores if size is None else resize_scores(scores, size)
 
 
-class AtrousPyramidHead(_Head):
+class AtrousPyramidHead(SegmentationHead):
     """DeepLabV2's atrous spatial pyramid pooling: 3×3 convolutions of several rates, each to the classes, summed.
 
     Args:
@@ -106,7 +113,9 @@ class AtrousPyramidHead(_Head):
         self.branches = self._new_branches(device=device, dtype=dtype)
 
     def _new_branches(self, **like: Any) -> nn.ModuleList:
-        return nn.ModuleList(_classifier(self.in_channels, self.num_classes, 3, rate, **like) for rate in self.rates)
+        return nn.ModuleList(
+            class_convolution(self.in_channels, self.num_classes, 3, rate, **like) for rate in self.rates
+        )
 
     def classifiers(self) -> list[nn.Conv2d]:
         return [branch for branch in self.branches if isinstance(branch, nn.Conv2d)]
@@ -127,7 +136,7 @@ class AtrousPyramidHead(_Head):
         return f"{self.in_channels}, {self.num_classes}, rates={self.rates}"
 
 
-class _AttentionHead(_Head):
+class _AttentionHead(SegmentationHead):
     """Attention in the place of the pyramid: classes are read off the features and off their global context."""
 
     def __init__(
@@ -154,8 +163,8 @@ class _AttentionHead(_Head):
             dtype=dtype,
             **options,
         )
-        self.classifier = _classifier(in_channels, num_classes, device=device, dtype=dtype)
-        self.context_classifier = _classifier(self.width, num_classes, bias=False, device=device, dtype=dtype)
+        self.classifier = class_convolution(in_channels, num_classes, device=device, dtype=dtype)
+        self.context_classifier = class_convolution(self.width, num_classes, bias=False, device=device, dtype=dtype)
 
     def classifiers(self) -> list[nn.Conv2d]:
         return [self.classifier, self.context_classifier]
@@ -163,8 +172,8 @@ class _AttentionHead(_Head):
     def reset_classifier(self, num_classes: int) -> None:
         like: dict[str, Any] = {"device": self.classifier.weight.device, "dtype": self.classifier.weight.dtype}
         self.num_classes = num_classes
-        self.classifier = _classifier(self.in_channels, num_classes, **like)
-        self.context_classifier = _classifier(self.width, num_classes, bias=False, **like)
+        self.classifier = class_convolution(self.in_channels, num_classes, **like)
+        self.context_classifier = class_convolution(self.width, num_classes, bias=False, **like)
 
     def scores(self, features: Tensor) -> Tensor:
         # One 1×1 convolution of both side by side, as a sum of two: nothing is copied to be concatenated.
@@ -187,7 +196,7 @@ class KroneckerSegmentationHead(_AttentionHead):
         mode: "kv" (every position asks) or "qkv" (rows and columns ask).
         width: channels that Q, K and V are mapped to; a quarter of ``in_channels`` by default.
         num_heads: divides the width.
-        coefficient_norm, scale: as in :class:`kronattn.nn.KroneckerAttention`.
+        coefficient_norm, scale, and other options: as in :class:`kronattn.nn.KroneckerAttention`.
 
     Shape:
         (N, in_channels, h, w) to (N, num_classes, h, w), or to (N, num_classes, *size) where ``size`` is given.
@@ -212,6 +221,7 @@ class KroneckerSegmentationHead(_AttentionHead):
         scale: float = 1.0,
         device: Any = None,
         dtype: Any = None,
+        **options: Any,
     ) -> None:
         super().__init__(
             in_channels,
@@ -224,13 +234,14 @@ class KroneckerSegmentationHead(_AttentionHead):
             scale=scale,
             device=device,
             dtype=dtype,
+            **options,
         )
 
     def scores(self, features: Tensor) -> Tensor:
         attn = self.attn
         assert isinstance(attn, KroneckerAttention)
-        if attn.num_heads > 1:
-            # A classifier of all heads' channels cannot be applied to the values of each.
+        if attn.num_heads > 1 or not attn.is_linear_in_values:
+            # A classifier of all heads' channels cannot be applied to the values of each, nor to factors of a product.
             return super().scores(features)
         # The classifier is folded into the values, of which there are few: attention then has num_classes channels.
         return attn(features, residual=self.classifier(features), map_values=self._classify_values)
@@ -280,7 +291,7 @@ class DenseSegmentationHead(_AttentionHead):
         )
 
 
-def _classifier(
+def class_convolution(
     in_channels: int, num_classes: int, kernel_size: int = 1, rate: int = 1, *, bias: bool = True, **like: Any
 ) -> nn.Conv2d:
     """A convolution to the classes that keeps the map's size, initialised as DeepLab's."""

@@ -36,7 +36,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None = 
         query: (N, d, m) or (N, H, d, m).
         key: (N, d, n) or (N, H, d, n), any scale already multiplied in.
         value: (N, p, n) or (N, H, p, n).
-        key_bias: (H, n), added to every coefficient of a key before the softmax.
+        key_bias: (H, n) or, for each sample, (N, H, n), added to every coefficient of a key before the softmax.
 
     Returns:
         (N, p, m) or (N, H, p, m) in query's dtype.
@@ -80,7 +80,9 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None)
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None) -> Tensor:
-    mask = None if key_bias is None else key_bias[None, :, None, :].to(query.dtype)
+    mask = None if key_bias is None else key_bias.unsqueeze(-2).to(query.dtype)
+    if mask is not None and mask.dim() == 3:
+        mask = mask.unsqueeze(0)
     return F.scaled_dot_product_attention(
         _rows(query), _rows(key.to(query.dtype)), _rows(value.to(query.dtype)), attn_mask=mask, scale=1.0
     )
@@ -142,7 +144,9 @@ def _merged(
     query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Samples and heads as one batch, keys and values in float32 at least, and each sample's bias, (B, 1, n)."""
-    bias = None if key_bias is None else key_bias.repeat(query.shape[0], 1).unsqueeze(1)
+    bias = key_bias
+    if bias is not None:
+        bias = (bias.repeat(query.shape[0], 1) if bias.dim() == 2 else bias.flatten(0, 1)).unsqueeze(1)
     if query.dim() == 4:
         query, key, value = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
     return query, at_least_float32(key), at_least_float32(value), bias
@@ -235,7 +239,8 @@ def _gradients(
 
     d_key_bias = None
     if key_bias is not None:
-        d_key_bias = _concatenate(d_bias, 0).unflatten(0, (-1, key_bias.shape[0])).sum(dim=0).to(key_bias.dtype)
+        d_key_bias = _concatenate(d_bias, 0).unflatten(0, (-1, key_bias.shape[-2]))
+        d_key_bias = (d_key_bias.sum(dim=0) if key_bias.dim() == 2 else d_key_bias).to(key_bias.dtype)
     return whole(d_query, query), whole(d_key, key), whole(d_value, value), d_key_bias
 
 

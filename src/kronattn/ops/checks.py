@@ -14,15 +14,20 @@ from kronattn.ops.autocast import autocasted
 from kronattn.ops.fx import leaf_function
 
 __all__ = [
+    "COMBINES",
     "MAX_AXES",
     "MEANS",
     "MODES",
+    "SOFTMAXES",
     "check_grid_tensor",
     "check_heads",
+    "check_mask",
     "check_mean",
     "check_mode",
+    "check_product_grid",
     "check_residual",
     "check_scale",
+    "check_softmax_and_combine",
     "check_tokens",
     "check_triple",
 ]
@@ -30,6 +35,8 @@ __all__ = [
 MAX_AXES = 4
 MODES = ("kv", "qkv")
 MEANS = ("each", "once")
+SOFTMAXES = ("joint", "per_axis")
+COMBINES = ("sum", "product")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -71,6 +78,35 @@ def check_mean(mean: str) -> None:
     """``mean`` says how often KAO_QKV counts the mean: once, or once for each axis."""
     if mean not in MEANS:
         raise ValueError(f"mean must be one of {_listed(MEANS)}, not {mean!r}")
+
+
+def check_softmax_and_combine(softmax: str, combine: str, mode: str) -> None:
+    """How keys share a softmax, and how KAO_QKV puts its axes together."""
+    if softmax not in SOFTMAXES:
+        raise ValueError(f"softmax must be one of {_listed(SOFTMAXES)}, not {softmax!r}")
+    if combine not in COMBINES:
+        raise ValueError(f"combine must be one of {_listed(COMBINES)}, not {combine!r}")
+    if combine == "product" and mode == "kv":
+        raise ValueError('combine="product" excludes mode="kv": every position asks for itself, nothing is multiplied')
+
+
+def check_product_grid(grid: Sequence[int]) -> None:
+    """A product needs two axes at least."""
+    if len(grid) < 2:
+        raise ValueError(f'combine="product" multiplies axes with each other, but the grid {tuple(grid)} has one')
+
+
+def check_mask(mask: Tensor, x: Tensor, name: str, owner: str) -> None:
+    """``mask`` is (N, *grid) for the (N, C, *grid) tensor ``x`` called ``owner``, boolean, on its device."""
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, not {type(mask).__name__}")
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name} must be torch.bool, true where {owner} has data, not {_dtype_name(mask)}")
+    expected = (x.shape[0], *x.shape[2:])
+    if mask.shape != expected:
+        raise ValueError(f"{name} must be {owner}'s (N, *grid), {tuple(expected)}, not {tuple(mask.shape)}")
+    if mask.device != x.device:
+        raise ValueError(f"{name} must be on {owner}'s device: {owner} is on {x.device}, {name} on {mask.device}")
 
 
 def check_heads(num_heads: int, channels: int, name: str) -> None:

@@ -16,13 +16,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Moments", "coefficient_moments", "token_moments"]
+__all__ = ["Moments", "coefficient_moments", "masked_moments", "token_moments"]
 
 
 class Moments(NamedTuple):
-    """How many coefficients a channel has, their mean, and the sum of their squared deviations from it."""
+    """How many coefficients a channel has, their mean, and the sum of their squared deviations from it.
 
-    members: int
+    The number is a tensor where a mask says which coefficients count.
+    """
+
+    members: int | Tensor
     mean: Tensor
     squares: Tensor
 
@@ -87,6 +90,34 @@ def token_moments(queries: Tensor, keys: Tensor, *, num_heads: int = 1) -> Momen
     variance, mean = torch.var_mean(matrix, dim=(0, 2, 3), correction=0)
     members = matrix.shape[0] * matrix.shape[2] * matrix.shape[3]
     return Moments(members, mean, variance * members)
+
+
+def masked_moments(query: Tensor, key: Tensor, query_mask: Tensor, key_mask: Tensor) -> Moments:
+    """:func:`coefficient_moments` for each head of the (N, m) queries and (N, n) keys that are there.
+
+    Example:
+        >>> q, k = torch.randn(4, 1, 8, 50), torch.randn(4, 1, 8, 15)
+        >>> whole, all_there = coefficient_moments(q, k), [torch.ones(4, n, dtype=torch.bool) for n in (50, 15)]
+        >>> torch.allclose(masked_moments(q, k, *all_there).squares, whole.squares, rtol=1e-4)
+        True
+    """
+    wide = torch.promote_types(query.dtype, torch.float32)
+    (count, q, g), (key_count, k, f) = (_masked(x.to(wide), m) for x, m in ((query, query_mask), (key, key_mask)))
+    in_sample = (count * key_count).flatten(1)  # (N, 1)
+    members = in_sample.sum()
+    means = (k * q).sum(dim=(-2, -1))
+    within = _quadratic(g, k) + _quadratic(f, q) + (f * g).sum(dim=(-2, -1))
+    mean = (in_sample * means).sum(dim=0) / members.clamp_min(1)
+    return Moments(members, mean, (in_sample * (within + (means - mean).square())).sum(dim=0))
+
+
+def _masked(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How many of (N, H, d, m) are there, (N, 1, 1, 1), their mean and their covariance; of nothing, zero."""
+    there = mask[:, None, None].to(x.dtype)
+    count = there.sum(dim=-1, keepdim=True)
+    mean = (x * there).sum(dim=-1, keepdim=True) / count.clamp_min(1)
+    deviations = (x - mean) * there
+    return count, mean, deviations @ deviations.transpose(-2, -1) / count.clamp_min(1)
 
 
 def _covariance(x: Tensor, mean: Tensor) -> Tensor:

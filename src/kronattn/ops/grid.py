@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -86,15 +86,22 @@ def spread(tokens: Tensor, grid: Sequence[int], dtype: torch.dtype | None = None
     return _Spread.apply(tokens, tuple(grid), dtype) if by_hand and not is_captured() else _spread(tokens, grid, dtype)
 
 
-def _spread(tokens: Tensor, grid: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _spread(
+    tokens: Tensor, grid: Sequence[int], dtype: torch.dtype, combine: Callable[..., Tensor] = torch.add
+) -> Tensor:
     tokens = tokens.to(dtype)
     start, total = grid[-1], tokens[..., : grid[-1]]
     for size in reversed(grid[:-1]):
         # Small sums first: the vectors of the last axes, then one axis more with each step.
         vector = tokens[..., start : start + size]
-        total = vector[(..., *[None] * (total.dim() - 2))] + total.unsqueeze(2)
+        total = combine(vector[(..., *[None] * (total.dim() - 2))], total.unsqueeze(2))
         start += size
     return total
+
+
+def outer_product(tokens: Tensor, grid: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The product of each position's vectors in the place of :func:`outer_sum`."""
+    return _spread(tokens, grid, dtype, torch.mul)
 
 
 class _Spread(torch.autograd.Function):

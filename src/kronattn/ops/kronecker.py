@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from kronattn.ops import reference, stages
-from kronattn.ops.checks import check_mean, check_mode, check_triple
+from kronattn.ops.checks import check_mean, check_mode, check_product_grid, check_softmax_and_combine, check_triple
 from kronattn.ops.fx import leaf_function
+from kronattn.ops.masks import apply_masks, cleared
 from kronattn.ops.plan import make_plan
 
 __all__ = ["kronecker_attention"]
@@ -22,6 +25,10 @@ def kronecker_attention(
     num_heads: int = 1,
     scale: float | Tensor = 1.0,
     mean: str = "each",
+    softmax: str = "joint",
+    combine: str = "sum",
+    mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Kronecker attention (KAO_KV and KAO_QKV) over a grid of 1 to 4 axes.
@@ -39,7 +46,14 @@ def kronecker_attention(
         scale: of the coefficients before the softmax: a number, or a tensor of one element or one for each
             head. The paper's is 1.
         mean: how often mode "qkv" counts the mean of the values: "each" axis counts it, as in the paper's equation, or
-            it is counted "once", as Theorem 1 asks for. Mode "kv" counts it once in any case.
+            it is counted "once", as Theorem 1 asks for. Mode "kv" counts it once in any case, and so does a product.
+        softmax: over all keys, "joint", or for the keys of each axis by themselves, "per_axis", with equal parts of the
+            weight for each axis.
+        combine: what a position of mode "qkv" receives of its row and its column: their "sum", or their "product",
+            scaled so that a constant grid comes out as it is.
+        mask: (N, *grid), boolean, true where query has data. Averages are over what is there, empty rows and columns
+            take no part, and the output is zero where nothing is. See :func:`kronattn.pad_batch`.
+        key_mask: (N, *other_grid), the same for key and value, where they have a grid of their own.
         backend: "auto" picks the fastest that is known to support the input; "torch", "triton" (fused GPU kernels) or
             "reference" by name.
 
@@ -56,18 +70,31 @@ def kronecker_attention(
     """
     check_mode(mode)
     check_mean(mean)
+    check_softmax_and_combine(softmax, combine, mode)
     query, key, value = check_triple(query, key, value, num_heads, scale)
-    plan = make_plan(query, key, value, mode=mode, num_heads=num_heads, backend=backend)
-    if plan.spread == "reference":
-        return reference.kronecker_attention(query, key, value, mode=mode, num_heads=num_heads, scale=scale, mean=mean)
+    if combine == "product":
+        check_product_grid(query.shape[2:])
+    masks, per_axis = (mask, key_mask), softmax == "per_axis"
+    plan = make_plan(query, key, value, mode=mode, num_heads=num_heads, per_key=per_axis, masks=masks, backend=backend)
+    query, key, value, (_, shares, key_shares) = apply_masks(query, key, value, mask, key_mask)
     key_is_query, value_is_key = key is query, value is key
-    key_tokens, key = stages.pool(key, plan)
+    if plan.spread == "reference":
+        options: dict[str, Any] = {"mode": mode, "num_heads": num_heads, "scale": scale, "mean": mean}
+        options |= {
+            "softmax": softmax,
+            "combine": combine,
+            "mask": mask,
+            "key_mask": mask if key_is_query else key_mask,
+        }
+        return reference.kronecker_attention(query, key, value, **options)
+    key_tokens, key = stages.pool(key, plan, key_shares)
     query = key if key_is_query else query
-    values = key_tokens if value_is_key else stages.pool(value, plan)[0]
+    values = key_tokens if value_is_key else stages.pool(value, plan, key_shares)[0]
     keys = stages.scaled(key_tokens, scale, num_heads)
+    bias = stages.masked_bias(None, key_shares, num_heads)
+    axes = key.shape[2:] if per_axis else None
     if mode == "kv":
-        return stages.spread(query, keys, values, plan, num_heads=num_heads)
-    queries = key_tokens if key_is_query else stages.pool(query, plan)[0]
-    tokens = stages.attend_tokens(queries, keys, values, plan, num_heads=num_heads)
-    tokens = stages.count_mean_once(tokens, query) if mean == "once" else tokens
-    return stages.spread_tokens(tokens, query, plan)
+        return cleared(stages.spread(query, keys, values, plan, num_heads=num_heads, key_bias=bias, axes=axes), mask)
+    queries = key_tokens if key_is_query else stages.pool(query, plan, shares)[0]
+    tokens = stages.attend_tokens(queries, keys, values, plan, num_heads=num_heads, key_bias=bias, axes=axes)
+    return cleared(stages.combine_tokens(tokens, query, plan, mean=mean, combine=combine, shares=shares), mask)

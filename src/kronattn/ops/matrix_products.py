@@ -14,37 +14,32 @@ from torch import Tensor
 
 from kronattn.ops.attend import at_least_float32
 from kronattn.ops.coefficients import Moments
-from kronattn.ops.fx import leaf_function
 
-__all__ = ["attend_tokens", "coefficients", "moments", "spread"]
+__all__ = ["attend_tokens", "centred", "moments", "padded", "softmax"]
 
 # Elements that make 16 bytes of half precision: tensor cores want rows of matrices to start at multiples of them.
 _ALIGNMENT = 8
 
 
-@leaf_function
-def coefficients(query: Tensor, keys: Tensor) -> Tensor:
-    """E by rows, of (N, C, *grid) queries and (N, S, C) keys of one head.
+def padded(count: int) -> int:
+    """Columns of E for ``count`` keys: one more for what they share, and then up to a multiple of eight."""
+    return count + 1 + -(count + 1) % _ALIGNMENT
 
-    Returns:
-        (N, m, M) with M > S a multiple of eight: what the S keys differ by from their mean, then what they share, then
-        zeros.
-    """
+
+def centred(keys: Tensor, dtype: torch.dtype) -> Tensor:
+    """(N, S, C) keys to (N, M, C) in ``dtype``, M = padded(S): what they differ by from their mean, that, and zeros."""
     mean = keys.mean(dim=1, keepdim=True)
-    nothing = mean.new_zeros(()).expand(len(keys), -(keys.shape[1] + 1) % _ALIGNMENT, keys.shape[2])
-    rows = torch.cat([keys - mean, mean, nothing], dim=1)
-    return torch.bmm(query.flatten(2).transpose(1, 2), rows.to(query.dtype).transpose(1, 2))
+    nothing = mean.new_zeros(()).expand(len(keys), padded(keys.shape[1]) - keys.shape[1] - 1, keys.shape[2])
+    return torch.cat([keys - mean, mean, nothing], dim=1).to(dtype)
 
 
-@leaf_function
-def moments(matrix: Tensor, count: int) -> Moments:
-    """Batch statistics of E from :func:`coefficients` of ``count`` keys.
+def moments(matrix: Tensor, count: int) -> tuple[Moments, Tensor]:
+    """Batch statistics of (N, m, M) coefficients of centred keys, ``count`` of them, and these to go on with.
 
     Example:
-        >>> q, k = torch.randn(4, 8, 5, 10), torch.randn(4, 15, 8)
-        >>> members, mean, squares = moments(coefficients(q, k), 15)
-        >>> exact = k @ q.flatten(2)
-        >>> torch.allclose(squares / members, exact.var(correction=0), rtol=1e-4)
+        >>> q, k = torch.randn(4, 50, 8), torch.randn(4, 15, 8)
+        >>> (members, mean, squares), _ = moments(q @ centred(k, q.dtype).transpose(1, 2), 15)
+        >>> torch.allclose(squares / members, (q @ k.transpose(1, 2)).var(correction=0), rtol=1e-4)
         True
     """
     wide = torch.promote_types(matrix.dtype, torch.float32)
@@ -52,23 +47,12 @@ def moments(matrix: Tensor, count: int) -> Moments:
     members = matrix.shape[0] * matrix.shape[1] * count
     # Centred coefficients add up to zero at each query, so the squares of the two parts are all there is.
     squares = torch.linalg.vector_norm(matrix[..., :count], dtype=wide).square() + variance * members
-    return Moments(members, mean.view(1), squares.view(1))
+    return Moments(members, mean.view(1), squares.view(1)), matrix
 
 
-@leaf_function
-def spread(matrix: Tensor, values: Tensor, like: Tensor, *, residual: Tensor | None = None) -> Tensor:
-    """The last stage of KAO_KV for one head: softmax of E, scaled and normed, times the values.
-
-    Args:
-        matrix: (N, m, M), E of :func:`coefficients`, with the scale and the norm of the coefficients multiplied in.
-        values: (N, S, P).
-        like: (N, any, *grid), the queries.
-        residual: (N, P, *grid).
-    """
-    count, dtype = values.shape[1], like.dtype
-    rows = torch.bmm(matrix[..., :count].softmax(dim=-1).to(dtype), values.to(dtype))
-    y = rows.transpose(1, 2).unflatten(2, like.shape[2:])
-    return y if residual is None else y + residual
+def softmax(matrix: Tensor, count: int) -> Tensor:
+    """(N, m, count): the softmax of each query's coefficients."""
+    return matrix[..., :count].softmax(dim=-1)
 
 
 def attend_tokens(

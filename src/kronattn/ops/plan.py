@@ -7,7 +7,7 @@ an implementation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -85,9 +85,10 @@ def explain_plan(
     *,
     mode: str = "kv",
     num_heads: int = 1,
+    masked: bool = False,
     backend: str = "auto",
 ) -> Plan:
-    """What :func:`kronattn.kronecker_attention` would run for these tensors, and why.
+    """What :func:`kronattn.kronecker_attention` would run for these tensors, with a mask or without, and why.
 
     Example:
         >>> print(explain_plan(torch.randn(2, 64, 28, 28), mode="qkv"))
@@ -95,7 +96,7 @@ def explain_plan(
     """
     check_mode(mode)
     query, key, value = check_triple(query, key, value, num_heads, 1.0)
-    return make_plan(query, key, value, mode=mode, num_heads=num_heads, backend=backend)
+    return make_plan(query, key, value, mode=mode, num_heads=num_heads, masks=(masked or None,), backend=backend)
 
 
 @leaf_function
@@ -108,6 +109,7 @@ def make_plan(
     num_heads: int = 1,
     backend: str = "auto",
     per_key: bool = False,
+    masks: Sequence[object] = (),
     channels: int | None = None,
 ) -> Plan:
     """The plan for checked tensors.
@@ -119,7 +121,8 @@ def make_plan(
         mode: "kv" or "qkv".
         num_heads: of the attention.
         backend: "auto" or one of ``BACKENDS``. A backend that cannot run is refused, with the reason.
-        per_key: every key has a norm of its own.
+        per_key: every key has a norm of its own, or every axis a softmax.
+        masks: any that are not None leave attention to PyTorch, which takes a bias for each sample's keys.
         channels: the most that queries, keys or values have once they are mapped; those of query and value by default.
     """
     if backend not in ("auto", *BACKENDS):
@@ -129,12 +132,21 @@ def make_plan(
         widest = max(channels or 0, query.shape[1], value.shape[1])
         plan = _automatic(query, key, value, mode, num_heads, per_key, widest)
         overridden = _overridden()
-        return replace(plan, reason="overridden", **dict(overridden)) if overridden else plan
+        plan = replace(plan, reason="overridden", **dict(overridden)) if overridden else plan
+        if _any(masks) and plan.spread != "torch":
+            return replace(plan, spread="torch", reason="a mask: the kernels' bias of keys is the same for all samples")
+        return plan
     if backend == "triton":
         reason = kernels_unsupported_reason(query, key, value, num_heads)
+        if _any(masks):
+            reason = "its bias of keys is the same for all samples, and a mask's is not"
         if reason:
             raise ValueError(f"backend 'triton' cannot run here: {reason}")
     return Plan(backend, backend, "asked for by name")
+
+
+def _any(masks: Sequence[object]) -> bool:
+    return any(mask is not None for mask in masks)
 
 
 def _automatic(

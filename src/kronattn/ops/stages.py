@@ -8,31 +8,46 @@ coefficients' batch statistics and, for KAO_QKV, attention itself are here; line
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from types import ModuleType
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from kronattn.ops import matrix_products, torch_backend
+from kronattn.ops.attend import at_least_float32
 from kronattn.ops.autocast import without_autocast
+from kronattn.ops.checks import check_product_grid
 from kronattn.ops.coefficients import Moments, token_moments
+from kronattn.ops.compat import needs_dispatcher
 from kronattn.ops.fx import is_captured, leaf_function
+from kronattn.ops.masks import NO_MASKS, Masks, axis_means, present
 from kronattn.ops.plan import Plan
 from kronattn.ops.torch_backend import scaled
 
 __all__ = [
     "attend_tokens",
+    "coefficients",
+    "combine_tokens",
     "count_mean_once",
+    "masked_bias",
+    "moments_of_coefficients",
     "moments_of_positions",
     "moments_of_tokens",
+    "normalise",
     "pool",
     "scaled",
+    "scaled_for_product",
     "spread",
+    "spread_coefficients",
     "spread_tokens",
 ]
 
 # Coefficients of a sample's tokens with each other that are materialised without a thought.
 _FEW_COEFFICIENTS = 2**16
+# Nothing over nothing is nothing.
+_SMALLEST_SQUARE = 1e-12
 
 
 def _implementation(name: str) -> ModuleType:
@@ -44,17 +59,21 @@ def _implementation(name: str) -> ModuleType:
 
 
 @leaf_function
-def pool(x: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+def pool(x: Tensor, plan: Plan, shares: Tensor | None = None, *, rounded: bool = False) -> tuple[Tensor, Tensor]:
     """The first stage: averages over all axes but one, and ``x`` to go on with, so that its gradients meet.
 
+    With ``shares``, averages of what there is; see :mod:`kronattn.ops.masks`.
+
     Returns:
-        (N, sum(grid), C), the last axis first, in float32 at least unless the kernels go on with it; and (N, C, *grid).
+        (N, sum(grid), C), the last axis first, in float32 at least unless the kernels go on with it, or unless it may
+        be ``rounded`` to ``x``'s dtype at once; and (N, C, *grid).
     """
     with without_autocast(x):
-        if plan.pool == "triton" and plan.spread == "triton":
+        if plan.pool == "triton" and shares is None and (plan.spread == "triton" or rounded):
             # The kernels take tokens in the dtype of their products.
             return _implementation("triton").pool(x, x.dtype)
-        return _implementation(plan.pool).pool(x)
+        tokens, x = _implementation(plan.pool).pool(x)
+        return (tokens if shares is None else tokens / shares.where(shares > 0, 1).unsqueeze(2)), x
 
 
 @leaf_function
@@ -67,14 +86,64 @@ def spread(
     num_heads: int = 1,
     key_bias: Tensor | None = None,
     residual: Tensor | None = None,
+    axes: Sequence[int] | None = None,
 ) -> Tensor:
-    """The last stage of KAO_KV: every position attends to the keys; see :func:`kronattn.ops.torch_backend.spread`."""
+    """The last stage of KAO_KV: every position attends to the keys; see :func:`kronattn.ops.torch_backend.spread`.
+
+    With ``axes``, the keys' grid, the keys of each axis have a softmax of their own.
+    """
+    if axes is not None:
+        for part in _each_axis(axes, keys, values, key_bias):
+            residual = spread(query, *part[:2], plan, num_heads=num_heads, key_bias=part[2], residual=residual)
+        assert residual is not None
+        return residual
     with without_autocast(query):
         if plan.spread == "matrix_products":
-            return matrix_products.spread(matrix_products.coefficients(query, keys), values, query, residual=residual)
+            return spread_coefficients(coefficients(query, keys, plan), values, query, plan, residual=residual)
         return _implementation(plan.spread).spread(
             query, keys, values, num_heads=num_heads, key_bias=key_bias, residual=residual
         )
+
+
+@leaf_function
+def coefficients(query: Tensor, keys: Tensor, plan: Plan) -> Tensor:
+    """Materialised coefficients of (N, C, *grid) queries and (N, S, C) keys of one head, as rows of
+    :mod:`kronattn.ops.matrix_products`."""
+    with without_autocast(query):
+        rows = _between_products(keys, plan).centred(keys, query.dtype)
+        return torch.bmm(query.flatten(2).transpose(1, 2), rows.transpose(1, 2))
+
+
+@leaf_function
+def moments_of_coefficients(matrix: Tensor, count: int, plan: Plan) -> tuple[Moments, Tensor]:
+    """Batch statistics of materialised coefficients of ``count`` keys, and these to go on with."""
+    with without_autocast(matrix):
+        moments, matrix = _between_products(matrix, plan).moments(matrix, count)
+        return moments, matrix
+
+
+@leaf_function
+def spread_coefficients(
+    matrix: Tensor, values: Tensor, like: Tensor, plan: Plan, *, residual: Tensor | None = None
+) -> Tensor:
+    """The last stage from materialised coefficients, with scale and norm multiplied in, and (N, S, P) values.
+
+    Returns:
+        (N, P, *grid) for ``like``'s (N, any, *grid), plus the residual.
+    """
+    with without_autocast(like):
+        weights = _between_products(matrix, plan).softmax(matrix, values.shape[1]).to(like.dtype)
+        y = torch.bmm(weights, values.to(like.dtype)).transpose(1, 2).unflatten(2, like.shape[2:])
+        return y if residual is None else y + residual
+
+
+def _between_products(x: Tensor, plan: Plan) -> ModuleType:
+    """Kernels where eager code runs unwatched on a GPU; the compiler fuses PyTorch's functions by itself."""
+    if plan.pool != "triton" or is_captured() or needs_dispatcher(x):
+        return matrix_products
+    from kronattn.ops.triton import wide  # needs Triton
+
+    return wide
 
 
 @leaf_function
@@ -92,8 +161,15 @@ def attend_tokens(
     *,
     num_heads: int = 1,
     key_bias: Tensor | None = None,
+    axes: Sequence[int] | None = None,
 ) -> Tensor:
-    """KAO_QKV's attention of (N, M, C) tokens to (N, S, C) keys with (N, S, P) values: (N, M, P)."""
+    """KAO_QKV's attention of (N, M, C) tokens to (N, S, C) keys with (N, S, P) values: (N, M, P); ``axes`` as above."""
+    if axes is not None:
+        parts = [
+            attend_tokens(queries, *part[:2], plan, num_heads=num_heads, key_bias=part[2])
+            for part in _each_axis(axes, keys, values, key_bias)
+        ]
+        return torch.stack(parts).sum(dim=0)
     with without_autocast(queries):
         if plan.spread == "triton":
             # To the kernel, tokens are a grid of one axis with channels side by side.
@@ -103,8 +179,61 @@ def attend_tokens(
         return _implementation(plan.spread).attend_tokens(queries, keys, values, num_heads=num_heads, key_bias=key_bias)
 
 
+def _each_axis(
+    axes: Sequence[int], keys: Tensor, values: Tensor, key_bias: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Keys, values and bias of one axis after the other; each has an equal part of the weight, by way of its values."""
+    start = 0
+    for size in reversed(axes):
+        part = slice(start, start + size)
+        yield keys[:, part], values[:, part] / len(axes), None if key_bias is None else key_bias[..., part]
+        start += size
+
+
 @leaf_function
-def count_mean_once(tokens: Tensor, like: Tensor) -> Tensor:
+def masked_bias(bias: Tensor | None, shares: Tensor | None, num_heads: int) -> Tensor | None:
+    """(N, num_heads, S): what keeps tokens that are not there from being attended to; without shares, ``bias``."""
+    if shares is None:
+        return bias
+    return torch.where(present(shares), shares.new_zeros(()), -torch.inf).unsqueeze(1).expand(-1, num_heads, -1)
+
+
+@leaf_function
+def combine_tokens(
+    tokens: Tensor,
+    like: Tensor,
+    plan: Plan,
+    *,
+    mean: str = "each",
+    combine: str = "sum",
+    shares: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """The last stage of KAO_QKV: every position receives the sum, or the product, of its axes' tokens."""
+    if combine == "sum":
+        tokens = count_mean_once(tokens, like, plan, shares) if mean == "once" else tokens
+        return spread_tokens(tokens, like, plan, residual=residual)
+    y = torch_backend.multiply_tokens(scaled_for_product(tokens, like, shares), like)
+    return y if residual is None else y + residual
+
+
+@leaf_function
+def scaled_for_product(tokens: Tensor, like: Tensor, shares: Tensor | None = None) -> Tensor:
+    """(N, sum(grid), P) tokens whose product over d axes is Π tₐ · (m / r²)ᵈ⁻¹.
+
+    m is their mean and r² the mean of their squares, so that what is the same everywhere comes out as it is. One over
+    the mean would do that too, and be boundless where the mean is nothing.
+    """
+    check_product_grid(like.shape[2:])
+    sizes, tokens = list(reversed(like.shape[2:])), at_least_float32(tokens)
+    mean, squares = (torch.stack(axis_means(x, sizes, shares)).mean(dim=0) for x in (tokens, tokens.square()))
+    # All factors but one are about one then, which keeps the product of half precision within bounds.
+    factor = mean / (squares + _SMALLEST_SQUARE)
+    return torch.cat([tokens[:, : sizes[0]], tokens[:, sizes[0] :] * factor], dim=1)
+
+
+@leaf_function
+def count_mean_once(tokens: Tensor, like: Tensor, plan: Plan, shares: Tensor | None = None) -> Tensor:
     """(N, sum(grid), P) tokens of ``like``'s grid whose outer sum has their mean once, not once for each axis.
 
     Every axis's tokens average to the mean of the whole, so their sum over d axes counts it d times: each axis gives
@@ -113,9 +242,11 @@ def count_mean_once(tokens: Tensor, like: Tensor) -> Tensor:
     grid = like.shape[2:]
     if len(grid) == 1:
         return tokens
-    parts = tokens.split(list(reversed(grid)), dim=1)
-    excess = 1 - 1 / len(grid)
-    return torch.cat([torch.sub(part, part.mean(dim=1, keepdim=True), alpha=excess) for part in parts], dim=1)
+    if len(grid) == 2 and plan.pool == "triton" and shares is None:
+        return cast(Tensor, _implementation("triton").count_mean_once(tokens, grid))
+    sizes, excess = list(reversed(grid)), 1 - 1 / len(grid)
+    parts = zip(tokens.split(sizes, dim=1), axis_means(tokens, sizes, shares), strict=True)
+    return torch.cat([torch.sub(part, average, alpha=excess) for part, average in parts], dim=1)
 
 
 @leaf_function
@@ -127,33 +258,62 @@ def moments_of_positions(
     num_heads: int = 1,
     per_key: bool = False,
     query_tokens: Tensor | None = None,
-) -> tuple[Moments, Tensor]:
-    """Batch statistics of KAO_KV's coefficients, for each head (or key of each head), and ``query`` to go on with.
+    masks: Masks = NO_MASKS,
+) -> tuple[Moments, Tensor, Tensor]:
+    """Batch statistics of KAO_KV's coefficients, for each head (or key of each head); query and keys to go on with.
 
     Args:
         query: (N, C, *grid).
         keys: (N, S, C), the scale multiplied in.
         query_tokens: (N, sum(grid), C), the query's averages where they are at hand: saves a pass.
+        masks: which positions and keys count.
     """
     with without_autocast(query):
+        if masks.mask is not None and masks.key_shares is not None:
+            there = masks.mask.flatten(1), masks.key_shares > 0
+            return torch_backend.moments(query, keys, num_heads=num_heads, there=there), query, keys
         if per_key or plan.spread == "torch":
             # The mean over all positions is that of the last axis's averages, which stand first.
             mean = None if query_tokens is None else query_tokens[:, : query.shape[-1]].mean(dim=1)
-            return torch_backend.moments(query, keys, num_heads=num_heads, per_key=per_key, query_mean=mean), query
+            found = torch_backend.moments(query, keys, num_heads=num_heads, per_key=per_key, query_mean=mean)
+            return found, query, keys
         return _implementation(plan.spread).moments(query, keys, num_heads=num_heads)
 
 
 @leaf_function
 def moments_of_tokens(
-    queries: Tensor, keys: Tensor, like: Tensor, *, num_heads: int = 1, per_key: bool = False
-) -> Moments:
-    """Batch statistics of KAO_QKV's coefficients, of (N, M, C) and (N, S, C) tokens of ``like``'s grid."""
+    queries: Tensor,
+    keys: Tensor,
+    like: Tensor,
+    plan: Plan,
+    *,
+    num_heads: int = 1,
+    per_key: bool = False,
+    masks: Masks = NO_MASKS,
+) -> tuple[Moments, Tensor, Tensor]:
+    """Batch statistics of KAO_QKV's coefficients, of (N, M, C) and (N, S, C) tokens of ``like``'s grid; and both to go
+    on with."""
     with without_autocast(queries):
+        if masks.shares is not None and masks.key_shares is not None:
+            there = masks.shares > 0, masks.key_shares > 0
+            return torch_backend.moments(queries.transpose(1, 2), keys, num_heads=num_heads, there=there), queries, keys
+        if plan.spread == "triton" and not per_key:
+            # To the kernel, tokens are a grid of one axis with channels side by side.
+            found, columns, keys = _implementation("triton").moments(queries.transpose(1, 2), keys, num_heads=num_heads)
+            return found, columns.transpose(1, 2), keys
         # One axis has as many tokens as positions. Sizes that are yet to be seen must not be asked about.
         few = like.dim() > 3 and (is_captured() or _are_few(queries, keys))
         if few and not per_key:
-            return token_moments(queries, keys, num_heads=num_heads)
-        return torch_backend.moments(queries.transpose(1, 2), keys, num_heads=num_heads, per_key=per_key)
+            return token_moments(queries, keys, num_heads=num_heads), queries, keys
+        found = torch_backend.moments(queries.transpose(1, 2), keys, num_heads=num_heads, per_key=per_key)
+        return found, queries, keys
+
+
+def normalise(
+    keys: Tensor, weight: Tensor, moments: Moments | None, running: tuple[Tensor, Tensor, Tensor], **constants: Any
+) -> Tensor:
+    """The norm of the coefficients multiplied into keys by the kernel; see :mod:`kronattn.nn.coefficient_norm`."""
+    return cast(Tensor, _implementation("triton").normalise(keys, weight, moments, running, **constants))
 
 
 def _are_few(queries: Tensor, keys: Tensor) -> bool:

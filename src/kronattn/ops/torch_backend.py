@@ -9,10 +9,10 @@ from torch import Tensor
 
 from kronattn.ops import grid
 from kronattn.ops.attend import at_least_float32, attend
-from kronattn.ops.coefficients import Moments, coefficient_moments
+from kronattn.ops.coefficients import Moments, coefficient_moments, masked_moments
 from kronattn.ops.fx import leaf_function
 
-__all__ = ["attend_tokens", "attention", "moments", "pool", "spread", "spread_tokens"]
+__all__ = ["attend_tokens", "attention", "moments", "multiply_tokens", "pool", "spread", "spread_tokens"]
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *, num_heads: int, scale: float | Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def spread(
         keys: (N, S, C), the scale of the coefficients multiplied in.
         values: (N, S, P).
         num_heads: divides C and P.
-        key_bias: (num_heads, S), added to every coefficient of a key.
+        key_bias: (num_heads, S) or (N, num_heads, S), added to every coefficient of a key.
         residual: (N, P, *grid), added to the result.
 
     Returns:
@@ -92,23 +92,41 @@ def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = Non
     Returns:
         (N, P, *grid).
     """
-    columns = tokens.transpose(1, 2)
-    # The sum takes its layout from the tokens: with channels side by side, it comes out channels_last.
-    columns = tokens.contiguous().transpose(1, 2) if like.stride(1) == 1 else columns.contiguous()
-    y = grid.spread(columns, like.shape[2:], like.dtype)
+    y = grid.spread(_laid_out(tokens, like), like.shape[2:], like.dtype)
     return y if residual is None else y + residual
 
 
-def moments(query: Tensor, keys: Tensor, *, num_heads: int = 1, per_key: bool = False, query_mean: Tensor | None = None
-) -> Moments:  # fmt: skip
+def multiply_tokens(tokens: Tensor, like: Tensor) -> Tensor:
+    """The same with the product of each position's tokens."""
+    return grid.outer_product(_laid_out(tokens, like), like.shape[2:], like.dtype)
+
+
+def _laid_out(tokens: Tensor, like: Tensor) -> Tensor:
+    """Tokens as columns. What is made of them takes their layout: with channels side by side it comes out
+    channels_last."""
+    return tokens.contiguous().transpose(1, 2) if like.stride(1) == 1 else tokens.transpose(1, 2).contiguous()
+
+
+def moments(
+    query: Tensor,
+    keys: Tensor,
+    *,
+    num_heads: int = 1,
+    per_key: bool = False,
+    query_mean: Tensor | None = None,
+    there: tuple[Tensor, Tensor] | None = None,
+) -> Moments:
     """Batch statistics of the coefficients of (N, C, *grid) queries and (N, S, C) keys, for each head (and key).
 
-    ``query_mean`` is (N, C), each sample's mean query where it is known already: it saves a pass.
+    ``query_mean`` is (N, C), each sample's mean query where it is known already: it saves a pass. ``there`` says which
+    positions and keys count.
     """
     heads = (num_heads, -1)
     mean = None if query_mean is None else query_mean.unflatten(1, heads).unsqueeze(3)
-    key_columns = keys.transpose(1, 2).unflatten(1, heads)
-    return coefficient_moments(query.flatten(2).unflatten(1, heads), key_columns, per_key=per_key, query_mean=mean)
+    columns, key_columns = query.flatten(2).unflatten(1, heads), keys.transpose(1, 2).unflatten(1, heads)
+    if there is not None:
+        return masked_moments(columns, key_columns, *there)
+    return coefficient_moments(columns, key_columns, per_key=per_key, query_mean=mean)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, num_heads: int, key_bias: Tensor | None) -> Tensor:

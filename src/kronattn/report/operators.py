@@ -54,5 +54,5 @@ def _highlights(measured: Measurement) -> list[Highlight]:
             + (f", {format_ratio(row.speedup_over_fused)} over fused" if row.speedup_over_fused else ""),
         )
         for row in compared
-        if row.case == largest and row.operator.startswith("kao") and row.speedup is not None
+        if row.case == largest and row.operator in ("kao_kv", "kao_qkv") and row.speedup is not None
     ]

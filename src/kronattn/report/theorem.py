@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kronattn.distributions import check_theorem, draw_samples, draw_theorem, random_setting
+from kronattn.distributions import check_theorem, draw_means, draw_samples, draw_theorem, random_setting
 from kronattn.report.section import Content, Drawing, Highlight, Settings
 from kronattn.tables.theorem import theorem_table
 
@@ -29,10 +29,16 @@ def build(settings: Settings) -> Content:
         f"What the paper says beside what {count:,} samples of {height}×{width} feature maps say.",
         "Covariances and variances according to the paper and to samples, and how well the two fit.",
     )
+    means = Drawing(
+        draw_means(setting, count),
+        "The mean of X̃ is that of X under the theorem's normalisation (lower row). Without it (upper row) the mean is "
+        "counted twice; kronattn's layers count it once, which agrees in both.",
+        "Means of X and of X̃ with and without the normalisation, and entries of X̃ against those of X.",
+    )
     return Content(
         _INTRODUCTION,
         [theorem_table(checks, confidence=_CONFIDENCE, samples=count)],
-        [drawing],
+        [drawing, means],
         [Highlight(f"{passed} of {len(checks)}", "checks of Theorem 1 and its equations pass")],
         passed=passed == len(checks),
     )

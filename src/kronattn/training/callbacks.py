@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, WeightAveraging
+from lightning.pytorch.profilers import Profiler
 from torch import Tensor, nn
 
 from kronattn.ops.compat import copy_all, lerp_all
 
-__all__ = ["Diverged", "EpochSpeed", "History", "MovingAverage", "Speed", "StopWhenDiverging"]
+__all__ = ["Diverged", "EpochSpeed", "Fetching", "History", "MovingAverage", "Speed", "StopWhenDiverging"]
 
 
 class Diverged(RuntimeError):
@@ -114,7 +115,7 @@ class StopWhenDiverging(Callback):
                 "checkpoints are those of the epoch before" if trainer.current_epoch else "there is no checkpoint yet"
             )
             raise Diverged(
-                f"the loss is no number any more since step {step}, in epoch {trainer.current_epoch + 1} of "
+                f"the loss became NaN or infinite in step {step}, in epoch {trainer.current_epoch + 1} of "
                 f"{trainer.max_epochs}: a lower optimiser.lr or a longer schedule.warmup may help; {kept}"
             )
 
@@ -146,24 +147,59 @@ class EpochSpeed(NamedTuple):
         return self.waited / self.seconds
 
 
+class Fetching(Profiler):
+    """The seconds in which the training loop asked its loader for batches, as Lightning tells its profilers.
+
+    What Lightning does between two steps is none of it.
+
+    Example:
+        >>> fetching = Fetching()
+        >>> with fetching.profile("optimizer_step"):
+        ...     time.sleep(0.001)
+        >>> fetching.seconds
+        0.0
+        >>> with fetching.profile("[_TrainingEpochLoop].train_dataloader_next"):
+        ...     time.sleep(0.001)
+        >>> fetching.seconds >= 0.001
+        True
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+        self._start = 0.0
+
+    def start(self, action_name: str) -> None:
+        if action_name.endswith("train_dataloader_next"):
+            self._start = time.perf_counter()
+
+    def stop(self, action_name: str) -> None:
+        if action_name.endswith("train_dataloader_next"):
+            self.seconds += time.perf_counter() - self._start
+
+
 class Speed(Callback):
     """Images a second in training, the share of the time in which the loop waited for the next batch, and memory.
 
     An epoch counts from its first batch to its last, without validation and checkpoints, which ``training_share``
     tells of; the first epoch of a process is left out of the results, since it compiles and warms up. Time to get a
-    batch counts where a GPU has done all that it was given before: otherwise nothing waits.
+    batch from its loader counts where a GPU has done all that it was given before: otherwise nothing waits.
+    The trainer's profiler is to be :class:`Fetching`.
     """
 
     def __init__(self) -> None:
+        self.fetching = Fetching()
         self.epochs: list[EpochSpeed] = []
         self._whole = 0.0
-        self._start = self._last_end = 0.0
+        self._start = self._fetched = 0.0
         self._pending = 0
         self._pending_wait = 0.0
         self._peak: int | None = None
         self._done: torch.cuda.Event | None = None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        profiler = trainer.profiler  # type: ignore[attr-defined]
+        self.fetching = profiler if isinstance(profiler, Fetching) else self.fetching
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
 
@@ -176,7 +212,7 @@ class Speed(Callback):
         now = time.perf_counter()
         if len(self.epochs) > 1:
             self._whole += now - self._start
-        self._start = self._last_end = now
+        self._start, self._fetched = now, self.fetching.seconds
         self._pending = 0
         self._pending_wait = 0.0
         self._done = None
@@ -185,7 +221,8 @@ class Speed(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if self._done is None or self._done.query():
-            self._pending_wait += time.perf_counter() - self._last_end
+            self._pending_wait += self.fetching.seconds - self._fetched
+        self._fetched = self.fetching.seconds
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -197,7 +234,6 @@ class Speed(Callback):
         elif pl_module.device.type == "cuda":
             self._done = self._done or torch.cuda.Event()
             self._done.record()
-        self._last_end = time.perf_counter()
 
     def results(self) -> dict[str, float | None]:
         """``images_per_second``, ``waiting_for_data`` and ``training_share``, ``None`` after a single epoch; and

@@ -11,8 +11,8 @@ from kronattn.training.recipe import Recipe, recipe_yaml, without_places
 __all__ = ["model_card"]
 
 
-def model_card(description: Description, recipe: Recipe, result: Mapping[str, Any]) -> str:
-    """Markdown for the README beside a file of weights."""
+def model_card(description: Description, recipe: Recipe, result: Mapping[str, Any], *, with_last: bool = True) -> str:
+    """Markdown for the README beside a file of weights; ``with_last`` if those of the last epoch lie beside it too."""
     figures = [
         ("validation top-1", _percent(result.get("top1"))),
         ("validation top-5", _percent(result.get("top5"))),
@@ -37,7 +37,7 @@ def model_card(description: Description, recipe: Recipe, result: Mapping[str, An
 |---|---|
 {table}
 
-{_which(result)}{averaged}
+{_which(result, with_last)}{averaged}
 
 ## How it was trained
 
@@ -54,15 +54,13 @@ It ran with {versions}.
 """
 
 
-def _which(result: Mapping[str, Any]) -> str:
+def _which(result: Mapping[str, Any], with_last: bool) -> str:
     """Which epoch's weights these are; runs of earlier versions kept the last alone."""
     best = result.get("best_epoch", result["epochs"])
     if best == result["epochs"]:
         return "The weights and the figures are those after the last epoch."
-    return (
-        f"The weights and the figures are those after epoch {best} of {result['epochs']}, which validated best; those "
-        f"after the last epoch are in weights-last.safetensors."
-    )
+    chosen = f"The weights and the figures are those after epoch {best} of {result['epochs']}, which validated best"
+    return chosen + ("; those after the last epoch are in weights-last.safetensors." if with_last else ".")
 
 
 def _prepared(description: Description) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import statistics
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kronattn.atomic import write_atomically
+from kronattn.models.registry import task_of
 from kronattn.training.recipe import Recipe, load_recipe
 from kronattn.training.run import CONFIG, RESULT, read_result, train
 from kronattn.training.workers import run_in_processes
@@ -68,7 +70,7 @@ def plan(
     plans = []
     for seed in seeds:
         for network in networks:
-            place = folder / f"{network.label.replace('/', '-')}-seed{seed}"
+            place = folder / f"{re.sub('[/:]', '-', network.label)}-seed{seed}"
             single = replace(recipe, model=network, seed=seed, output=str(place))
             plans.append(Plan(single, place))
     return plans
@@ -90,6 +92,8 @@ def run_all(
         The results, in the plans' order, and each failed run's error, one line, by the run's name.
     """
     for one in plans:
+        if not one.recipe.model.name.startswith("timm/"):
+            task_of(one.recipe.model.name)  # an unknown one is an error here, not after hours of training the others
         _check_same_recipe(one)
     failures: dict[str, str] = {}
 

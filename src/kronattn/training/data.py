@@ -112,7 +112,9 @@ class TrainingData(L.LightningDataModule):
         samples = [self.split(name) for name in names]
         whole = self.batch_size * self._processes()
         if stage == "fit" and len(samples[0]) < whole:
-            raise ValueError(f"{len(samples[0])} training images do not fill one batch of {whole}")
+            raise ValueError(
+                f"{len(samples[0])} training images do not fill one batch of {whole}: set a smaller batch_size"
+            )
         for name in names:
             if name not in self._datasets:
                 self._datasets[name] = self.build(name)

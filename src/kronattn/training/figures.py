@@ -40,6 +40,7 @@ def draw_curves(
     _line(rate, rows, "lr", "#dd6b20", "learning rate")
     for axis, name in ((loss, "loss"), (accuracy, f"{label}, %"), (rate, "learning rate")):
         axis.set(xlabel="epoch", ylabel=name)
+        axis.locator_params(axis="x", integer=True)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     loss.legend(frameon=False)
@@ -78,7 +79,9 @@ def draw_confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> F
 def _line(axis: Any, rows: Sequence[Mapping[str, float]], name: str, colour: str, label: str, times: float = 1) -> None:
     points = [(row["epoch"], row[name] * times) for row in rows if row.get(name) is not None]
     if points:
-        axis.plot(*zip(*points, strict=True), color=colour, label=label, linewidth=1.8)
+        # A line through one point shows nothing.
+        marker = "o" if len(points) == 1 else None
+        axis.plot(*zip(*points, strict=True), color=colour, label=label, linewidth=1.8, marker=marker)
 
 
 def draw_pictures(

@@ -18,7 +18,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from kronattn.data.joint import JointSettings
 from kronattn.data.transforms import ImageSettings
 from kronattn.names import near_names
-from kronattn.nn.context_registry import check_context
+from kronattn.nn.context_registry import parse_context
 
 __all__ = [
     "RECIPES",
@@ -52,8 +52,8 @@ class ModelSettings:
         weights: what to start from: a file, a run's folder, or the name of a network that comes with weights; a file of
             timm's or torchvision's MobileNetV2 serves, too. The classifier is taken where the number of classes is the
             same.
-        context: the layer in the place of the network's attention, one of ``kronattn.nn.list_contexts()``; the same as
-            ``options.context``.
+        context: the layer in the place of the network's attention, one of ``kronattn.nn.list_contexts()``, with options
+            or without (``kao_qkv:positions=learned``); the same as ``options.context``.
     """
 
     name: str = "kanet_kv"
@@ -64,7 +64,7 @@ class ModelSettings:
     def __post_init__(self) -> None:
         if self.context is None:
             return
-        check_context(self.context)
+        parse_context(self.context)
         other = self.options.get("context", self.context)
         if other != self.context:
             raise ValueError(f"model.context is {self.context!r}, but model.options.context is {other!r}: give one")
@@ -298,7 +298,8 @@ def recipe_path(name: str | Path) -> Path:
         >>> recipe_path("digits").name
         'digits.yaml'
     """
-    if Path(name).exists():
+    # A folder of that name, such as photos/, is none.
+    if Path(name).is_file():
         return Path(name)
     for folder in _SHIPPED:
         shipped = folder / Path(name).with_suffix(".yaml")

@@ -22,7 +22,7 @@ from kronattn.measure import count_madd, describe_environment
 from kronattn.models.files import Description, build_model, read_weights, save_model
 from kronattn.models.weights import load_weights, unpack
 from kronattn.nn import synchronise_coefficient_norms
-from kronattn.training.callbacks import History, MovingAverage, Speed, StopWhenDiverging
+from kronattn.training.callbacks import Fetching, History, MovingAverage, Speed, StopWhenDiverging
 from kronattn.training.card import model_card
 from kronattn.training.checkpoints import WholeCheckpoints, check_resumable
 from kronattn.training.compiling import DECODED, compile_mode, keep_compiled_code, steps_on_device
@@ -195,6 +195,7 @@ def _trainer(
         callbacks=[*watching, *callbacks, best, last],
         logger=TensorBoardCurves(folder, name="", version=""),
         plugins=[checkpoints],
+        profiler=Fetching(),
         # On the CPU PyTorch has no synchronised form of the ordinary norms; the coefficients' have one of their own.
         sync_batchnorm=several and recipe.sync_batch_norm and torch.cuda.is_available() and recipe.accelerator != "cpu",
         use_distributed_sampler=False,

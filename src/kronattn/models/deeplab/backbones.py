@@ -144,5 +144,5 @@ class _KANetBackbone(Backbone):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """The scales of the coefficients' batch norm, as in :class:`kronattn.models.KANet`."""
-        return {name for name, _ in self.named_parameters() if ".attn.norm." in name}
+        """The scales of the coefficients' norm, and positions, as in :class:`kronattn.models.KANet`."""
+        return {name for name, _ in self.named_parameters() if ".attn.norm." in name or ".attn.positions." in name}

@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from kronattn.nn.context_registry import context_builder
-from kronattn.nn.segmentation import _classifier, _Head
+from kronattn.nn.segmentation import SegmentationHead, class_convolution
 
 __all__ = ["ContextHead"]
 
 
-class ContextHead(_Head):
+class ContextHead(SegmentationHead):
     """Classes are read off the features and, side by side with them, off the context of the features.
 
     The layout of :class:`kronattn.nn.KroneckerSegmentationHead` for layers that keep their number of channels: a 1×1
@@ -52,7 +52,7 @@ class ContextHead(_Head):
         like: Mapping[str, Any] = {"device": device, "dtype": dtype}
         build = context_builder(context, **options)
         self.width = width or max(1, in_channels // 4)
-        self.classifier = _classifier(in_channels, num_classes, **like)
+        self.classifier = class_convolution(in_channels, num_classes, **like)
         self.reduce: nn.Conv2d | None = None
         self.context_classifier: nn.Conv2d | None = None
         # The name that the other heads have for it, by which the norms of coefficients are kept from weight decay.
@@ -60,7 +60,7 @@ class ContextHead(_Head):
         if context != "none":
             self.reduce = nn.Conv2d(in_channels, self.width, 1, bias=False, **like)
             self.attn = build(self.width).to(**like)
-            self.context_classifier = _classifier(self.width, num_classes, bias=False, **like)
+            self.context_classifier = class_convolution(self.width, num_classes, bias=False, **like)
 
     def classifiers(self) -> list[nn.Conv2d]:
         return [conv for conv in (self.classifier, self.context_classifier) if conv is not None]
@@ -69,9 +69,9 @@ class ContextHead(_Head):
         weight = self.classifier.weight
         like: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
         self.num_classes = num_classes
-        self.classifier = _classifier(self.in_channels, num_classes, **like)
+        self.classifier = class_convolution(self.in_channels, num_classes, **like)
         if self.context_classifier is not None:
-            self.context_classifier = _classifier(self.width, num_classes, bias=False, **like)
+            self.context_classifier = class_convolution(self.width, num_classes, bias=False, **like)
 
     def scores(self, features: Tensor) -> Tensor:
         scores = self.classifier(features)

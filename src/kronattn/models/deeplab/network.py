@@ -117,8 +117,8 @@ class DeepLabV2(nn.Module):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """The scales of the coefficients' batch norm: decay would flatten the attention."""
-        return {name for name, _ in self.named_parameters() if "attn.norm." in name}
+        """The scales of the coefficients' norm, and positions: decay would flatten the attention."""
+        return {name for name, _ in self.named_parameters() if "attn.norm." in name or "attn.positions." in name}
 
 
 @leaf_function

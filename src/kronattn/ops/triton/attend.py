@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.blocks import LOG2E, TRITON_DTYPES, grid_offsets, load_tokens, matmul, token_offsets
-from kronattn.ops.triton.launch import launch
+from kronattn.ops.triton.blocks import LOG2E, TRITON_DTYPES, grid_offsets, launch, load_tokens, matmul, token_offsets
 from kronattn.ops.triton.layout import alignment, empty_like_grid, flat, flat_strides
 from kronattn.ops.triton.tuning import AttendBlocks, attend_blocks, dot_precision
 
@@ -186,9 +185,9 @@ def attend_forward(
     blocks = blocks or attend_blocks(batch * num_heads, head, value_head, positions, key_count, query.element_size())
     launch(
         attend_forward_kernel, (batch * num_heads * blocks.splits,),
-        query, keys, values, keys if key_bias is None else key_bias, residual, y,
-        *q_strides.over(align), *residual_strides.over(align), *y_strides.over(align),
-        positions, key_count, blocks.splits, blocks.per_split,
+        (query, keys, values, keys if key_bias is None else key_bias, residual, y),
+        (*q_strides.over(align), *residual_strides.over(align), *y_strides.over(align),
+         positions, key_count, blocks.splits, blocks.per_split),
         num_heads, head, value_head, blocks.positions, blocks.keys, blocks.channels, blocks.value_channels,
         key_count <= blocks.keys, key_count % blocks.keys == 0, key_bias is not None, has_residual,
         q_strides.channels_last, residual_strides.channels_last, y_strides.channels_last, align,

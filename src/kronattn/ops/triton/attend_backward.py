@@ -13,8 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from kronattn.ops.triton.attend import coefficients, load_bias, load_block, logits
-from kronattn.ops.triton.blocks import TRITON_DTYPES, grid_offsets, load_tokens, matmul, token_offsets
-from kronattn.ops.triton.launch import launch
+from kronattn.ops.triton.blocks import (
+    TRITON_DTYPES,
+    grid_offsets,
+    launch,
+    load_tokens,
+    matmul,
+    parts_like,
+    sum_parts,
+    token_offsets,
+)
 from kronattn.ops.triton.layout import alignment, empty_like_grid, flat, flat_strides
 from kronattn.ops.triton.tuning import AttendBlocks, attend_backward_blocks, ceil_div, dot_precision
 
@@ -36,17 +44,22 @@ def load_positions(
 
 @triton.jit
 def store_parts(
-    d_keys, d_values, d_bias, b_dk, b_dv, b_db, part, head, key_count, b_s, b_d, b_e,
+    d_tokens, d_bias, b_dk, b_dv, b_db, split, batch, n, head, key_count, b_s, b_d, b_e,
     H: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Write one program's part of the keys', values' and biases' gradients: (parts, S, channels)."""
+    """Write one program's part of the keys', values' and biases' gradients.
+
+    A split's part of ``d_tokens`` is (N, S, keys' channels), then (N, S, values' channels).
+    """
     b_exists = (b_s < key_count)[:, None]
-    p_dk = d_keys + part * key_count * (H * D) + head * D + token_offsets(b_s, b_d, H * D)
-    tl.store(p_dk, b_dk, mask=b_exists & (b_d < D)[None, :])
-    p_dv = d_values + part * key_count * (H * DV) + head * DV + token_offsets(b_s, b_e, H * DV)
-    tl.store(p_dv, b_dv, mask=b_exists & (b_e < DV)[None, :])
+    d_keys = d_tokens + split * batch * key_count * (H * (D + DV))
+    d_values = d_keys + batch * key_count * (H * D)
+    p_dk = d_keys + n * key_count * (H * D) + head * D + token_offsets(b_s, b_d, H * D)
+    tl.store(p_dk, b_dk.to(d_tokens.dtype.element_ty), mask=b_exists & (b_d < D)[None, :])
+    p_dv = d_values + n * key_count * (H * DV) + head * DV + token_offsets(b_s, b_e, H * DV)
+    tl.store(p_dv, b_dv.to(d_tokens.dtype.element_ty), mask=b_exists & (b_e < DV)[None, :])
     if HAS_BIAS:
-        tl.store(d_bias + (part * H + head) * key_count + b_s, b_db, mask=b_s < key_count)
+        tl.store(d_bias + ((split * batch + n) * H + head) * key_count + b_s, b_db, mask=b_s < key_count)
 
 
 @triton.jit
@@ -57,8 +70,7 @@ def attend_backward_kernel(
     bias,
     d_y,
     d_query,
-    d_keys,
-    d_values,
+    d_tokens,
     d_bias,
     q_n,
     q_c,
@@ -132,7 +144,7 @@ def attend_backward_kernel(
         b_dk += matmul(tl.trans(b_ds), b_q, PRECISION)
         b_dv += matmul(tl.trans(b_a.to(DT)), b_dy, PRECISION)
     store_parts(
-        d_keys, d_values, d_bias, b_dk, b_dv, b_db, split * batch + n, head, key_count, b_s, b_d, b_e,
+        d_tokens, d_bias, b_dk, b_dv, b_db, split, batch, n, head, key_count, b_s, b_d, b_e,
         H, D, DV, HAS_BIAS,
     )  # fmt: skip
 
@@ -243,8 +255,7 @@ def attend_backward_keys_kernel(
     d_y,
     norms,
     deltas,
-    d_keys,
-    d_values,
+    d_tokens,
     d_bias,
     q_n,
     q_c,
@@ -307,7 +318,7 @@ def attend_backward_keys_kernel(
         b_dk += matmul(tl.trans(b_ds.to(DT)), b_q, PRECISION)
         b_dv += matmul(tl.trans(b_a.to(DT)), b_dy, PRECISION)
     store_parts(
-        d_keys, d_values, d_bias, b_dk, b_dv, b_db, split * batch + n, head, key_count, b_s, b_d, b_e,
+        d_tokens, d_bias, b_dk, b_dv, b_db, split, batch, n, head, key_count, b_s, b_d, b_e,
         H, D, DV, HAS_BIAS,
     )  # fmt: skip
 
@@ -319,16 +330,18 @@ def attend_backward(
     values: Tensor,
     key_bias: Tensor | None,
     num_heads: int,
+    dtype: torch.dtype = torch.float32,
     *,
     add_d_y: bool = False,
     blocks: AttendBlocks | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gradients of :func:`~kronattn.ops.triton.attend.attend_forward`.
 
     ``add_d_y``: the query was its own residual, so that its gradient is also d_y.
 
     Returns:
-        d_query like query; d_keys (N, S, C) and d_values (N, S, P) in float32; d_bias (num_heads, S) in float32.
+        d_query like query; d_keys (N, S, C) and then d_values (N, S, P) in one row of ``dtype``, added up in float32;
+        d_bias (num_heads, S) in float32.
     """
     query, q_strides = flat(query)
     d_y, dy_strides = flat(d_y)
@@ -343,15 +356,10 @@ def attend_backward(
     blocks = blocks or attend_backward_blocks(
         batch * num_heads, head, value_head, positions, key_count, query.element_size()
     )
-
-    def parts(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.float32, device=query.device)
-
-    d_keys = parts(blocks.splits, batch, key_count, channels)
-    d_values = parts(blocks.splits, batch, key_count, value_channels)
+    d_tokens = parts_like(blocks.splits, batch * key_count * (channels + value_channels), dtype, query.device)
     bias = d_bias = keys
     if key_bias is not None:
-        bias, d_bias = key_bias, parts(blocks.splits, batch, num_heads, key_count)
+        bias, d_bias = key_bias, keys.new_empty((blocks.splits, batch, num_heads, key_count), dtype=torch.float32)
     sizes = num_heads, head, value_head, blocks.positions, blocks.keys, blocks.channels, blocks.value_channels
     last = q_strides.channels_last, dy_strides.channels_last, dq_strides.channels_last
     numbers = align, dot_precision(query.dtype), TRITON_DTYPES[query.dtype]
@@ -361,31 +369,22 @@ def attend_backward(
     has_bias = key_bias is not None
     if key_count <= blocks.keys:
         launch(
-        attend_backward_kernel, (batch * num_heads * blocks.splits,),
-            query, keys, values, bias, d_y, d_query, d_keys, d_values, d_bias,
-            *q, *dy, *dq, *ranges, *sizes, has_bias, add_d_y, *last, *numbers, **options,
+            attend_backward_kernel, (batch * num_heads * blocks.splits,),
+            (query, keys, values, bias, d_y, d_query, d_tokens, d_bias), (*q, *dy, *dq, *ranges),
+            *sizes, has_bias, add_d_y, *last, *numbers, **options,
         )  # fmt: skip
     else:
-        norms, deltas = (parts(batch * num_heads, positions) for _ in range(2))
+        norms, deltas = (keys.new_empty((batch * num_heads, positions), dtype=torch.float32) for _ in range(2))
         tiles = ceil_div(positions, blocks.positions)
         even = key_count % blocks.keys == 0
         launch(
-        attend_backward_query_kernel, (batch * num_heads * tiles,),
-            query, keys, values, bias, d_y, d_query, norms, deltas,
-            *q, *dy, *dq, positions, key_count, tiles, *sizes, even, has_bias, add_d_y, *last, *numbers, **options,
+            attend_backward_query_kernel, (batch * num_heads * tiles,),
+            (query, keys, values, bias, d_y, d_query, norms, deltas), (*q, *dy, *dq, positions, key_count, tiles),
+            *sizes, even, has_bias, add_d_y, *last, *numbers, **options,
         )  # fmt: skip
         launch(
-        attend_backward_keys_kernel, (batch * num_heads * blocks.splits, ceil_div(key_count, blocks.keys)),
-            query, keys, values, bias, d_y, norms, deltas, d_keys, d_values, d_bias,
-            *q, *dy, *ranges, *sizes, has_bias, *last[:2], *numbers, **options,
+            attend_backward_keys_kernel, (batch * num_heads * blocks.splits, ceil_div(key_count, blocks.keys)),
+            (query, keys, values, bias, d_y, norms, deltas, d_tokens, d_bias), (*q, *dy, *ranges),
+            *sizes, has_bias, *last[:2], *numbers, **options,
         )  # fmt: skip
-    return (
-        d_query,
-        _added(d_keys),
-        _added(d_values),
-        None if key_bias is None else d_bias.sum(dim=(0, 1)),
-    )
-
-
-def _added(parts: Tensor) -> Tensor:
-    return parts[0] if parts.shape[0] == 1 else parts.sum(dim=0)
+    return d_query, sum_parts(d_tokens, dtype), None if key_bias is None else d_bias.sum(dim=(0, 1))

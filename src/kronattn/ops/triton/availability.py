@@ -50,7 +50,7 @@ def _try() -> str | None:
     try:
         if torch.cuda.get_device_capability() < (8, 0):
             return "it needs a GPU of compute capability 8.0 or newer"
-        from kronattn.ops.triton.probe import probe
+        from kronattn.ops.triton.blocks import probe
 
         probe()
     except Exception as error:  # whatever is wrong with a Triton installation, the torch backend works

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.launch import launch
-from kronattn.ops.triton.layout import empty_grid, row_distance
+from kronattn.ops.triton.blocks import launch
+from kronattn.ops.triton.layout import empty_grid, on_device, row_distance
 from kronattn.ops.triton.tuning import ceil_div, row_blocks
 
 __all__ = ["batch_norm_act", "batch_norm_act_in_training"]
@@ -289,9 +289,9 @@ def _apply(
     lowest, highest, clamps = clamp
     launch(
         apply_kernel, (blocks.programs * (blocks.channel_blocks + concat_blocks),),
-        x, x if concat is None else concat, y, mean, deviation, weight, bias,
-        rows, *distances, blocks.per_program, lowest, highest, eps, over, more_over, blocks.channel_blocks,
-        concat_blocks, blocks.rows, blocks.channels, is_variance, clamps, align,
+        (x, x if concat is None else concat, y, mean, deviation, weight, bias),
+        (rows, *distances, blocks.per_program, lowest, highest, eps, over, more_over, blocks.channel_blocks,
+         concat_blocks), blocks.rows, blocks.channels, is_variance, clamps, align,
         num_warps=blocks.warps,
     )  # fmt: skip
     return y
@@ -305,7 +305,7 @@ def batch_norm_act(
 
     Everything is channels last; ``concat`` and ``x`` may be slices of more channels.
     """
-    with torch.cuda.device_of(x):
+    with on_device(x):
         return _apply(x, concat, mean, variance, weight, bias, eps, clamp, is_variance=True)
 
 
@@ -330,14 +330,15 @@ def _forward(
     parts = torch.empty((blocks.programs, 2, channels), dtype=torch.float32, device=x.device)
     launch(
         moments_kernel, (blocks.programs * blocks.channel_blocks,),
-        x, parts, rows, distance, blocks.per_program, over, blocks.channel_blocks, blocks.rows, blocks.channels, align,
+        (x, parts), (rows, distance, blocks.per_program, over, blocks.channel_blocks),
+        blocks.rows, blocks.channels, align,
         num_warps=blocks.warps,
     )  # fmt: skip
     mean, inverse = (torch.empty((channels,), dtype=torch.float32, device=x.device) for _ in range(2))
     launch(
         finish_moments_kernel, (ceil_div(channels, 16),),
-        parts, mean, inverse, running_mean, running_var, batches, blocks.programs, rows, blocks.per_program, momentum,
-        eps, channels, 128, 16,
+        (parts, mean, inverse, running_mean, running_var, batches),
+        (blocks.programs, rows, blocks.per_program, momentum, eps, channels), 128, 16,
     )  # fmt: skip
     return _apply(x, concat, mean, inverse, weight, bias, eps, clamp, is_variance=False), mean, inverse
 
@@ -355,16 +356,18 @@ def _backward(
     parts = torch.empty((blocks.programs, 2, channels), dtype=torch.float32, device=x.device)
     launch(
         gradient_sums_kernel, (blocks.programs * blocks.channel_blocks,),
-        x, d_y, parts, mean, inverse, weight, bias, rows, *distances, blocks.per_program, lowest, highest,
-        over, blocks.channel_blocks, blocks.rows, blocks.channels, clamps, align,
+        (x, d_y, parts, mean, inverse, weight, bias),
+        (rows, *distances, blocks.per_program, lowest, highest, over, blocks.channel_blocks),
+        blocks.rows, blocks.channels, clamps, align,
         num_warps=blocks.warps,
     )  # fmt: skip
-    launch(finish_sums_kernel, (ceil_div(2 * channels, 32),), parts, sums, blocks.programs, 2 * channels, 128, 32)
+    launch(finish_sums_kernel, (ceil_div(2 * channels, 32),), (parts, sums), (blocks.programs, 2 * channels), 128, 32)
     blocks = row_blocks(rows, channels, True)
     launch(
         input_gradient_kernel, (blocks.programs * blocks.channel_blocks,),
-        x, d_y, sums, mean, inverse, weight, bias, d_x, rows, *distances, over, blocks.per_program, lowest, highest,
-        over, blocks.channel_blocks, blocks.rows, blocks.channels, clamps, align,
+        (x, d_y, sums, mean, inverse, weight, bias, d_x),
+        (rows, *distances, over, blocks.per_program, lowest, highest, over, blocks.channel_blocks),
+        blocks.rows, blocks.channels, clamps, align,
         num_warps=blocks.warps,
     )  # fmt: skip
     return d_x, sums
@@ -376,7 +379,7 @@ class _BatchNormAct(torch.autograd.Function):
         ctx: Any, x: Tensor, concat: Tensor | None, weight: Tensor, bias: Tensor, statistics: tuple[Any, ...],
         clamp: Clamp,
     ) -> Tensor:  # fmt: skip
-        with torch.cuda.device_of(x):
+        with on_device(x):
             y, mean, inverse = _forward(x, concat, weight, bias, statistics, clamp)
         ctx.save_for_backward(x, weight, bias, mean, inverse)
         ctx.clamp, ctx.eps, ctx.has_concat = clamp, statistics[-1], concat is not None
@@ -395,6 +398,6 @@ class _BatchNormAct(torch.autograd.Function):
             y = F.hardtanh(y, lowest, highest) if clamps else y
             d_x, d_weight, d_bias = torch.autograd.grad(y, leaves, d_y, create_graph=True)
             return d_x, d_concat, d_weight, d_bias, None, None
-        with torch.cuda.device_of(x):
+        with on_device(x):
             d_x, sums = _backward(x, _as_rows(d_y), mean, inverse, weight, bias, ctx.clamp)
         return d_x, d_concat, sums[1], sums[0], None, None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ __all__ = [
     "flat",
     "flat_strides",
     "is_channels_last",
+    "on_device",
     "row_distance",
     "rows_and_width",
 ]
@@ -117,3 +119,10 @@ def empty_like_grid(x: Tensor, channels: int, channels_last: bool, dtype: torch.
 def rows_and_width(grid: Sequence[int]) -> tuple[int, int]:
     """A grid of any number of axes as the two that the kernels know: all but the last, and the last."""
     return math.prod(grid[:-1]), grid[-1]
+
+
+def on_device(x: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, which need not be ``x``'s."""
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device_of(x)

@@ -14,12 +14,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.blocks import TRITON_DTYPES, grid_offsets, load_tokens, matmul, token_offsets
-from kronattn.ops.triton.launch import launch
+from kronattn.ops.triton.blocks import (
+    TRITON_DTYPES,
+    grid_offsets,
+    launch,
+    load_tokens,
+    matmul,
+    parts_like,
+    sum_parts,
+    token_offsets,
+)
 from kronattn.ops.triton.layout import alignment, empty_like_grid, flat, flat_strides
 from kronattn.ops.triton.tuning import AttendBlocks, attend_backward_blocks, ceil_div, dot_precision
 
-__all__ = ["moments_backward", "moments_forward"]
+__all__ = ["finish_moments", "moments_backward", "moments_forward"]
 
 
 @triton.jit
@@ -173,7 +181,7 @@ def moments_backward_keys_kernel(
         b_de = matmul(b_q, tl.trans(b_k), PRECISION) * slope + level
         b_dk += matmul(tl.trans(b_de.to(DT)), b_q, PRECISION)
     p_dk = d_keys + (split * batch + n) * key_count * (H * D) + head * D + token_offsets(b_s, b_d, H * D)
-    tl.store(p_dk, b_dk, mask=(b_s < key_count)[:, None] & (b_d < D)[None, :])
+    tl.store(p_dk, b_dk.to(d_keys.dtype.element_ty), mask=(b_s < key_count)[:, None] & (b_d < D)[None, :])
 
 
 def moments_forward(
@@ -199,16 +207,20 @@ def moments_forward(
     parts = torch.empty((blocks.splits, batch, num_heads, key_blocks, 4), dtype=torch.float32, device=query.device)
     launch(
         moments_kernel, (batch * num_heads * blocks.splits, key_blocks),
-        query, keys, parts, *strides.over(align), positions, key_count, blocks.splits, blocks.per_split,
+        (query, keys, parts), (*strides.over(align), positions, key_count, blocks.splits, blocks.per_split),
         num_heads, head, blocks.positions, blocks.keys, blocks.channels,
         strides.channels_last, align, dot_precision(query.dtype), TRITON_DTYPES[query.dtype],
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
-    mean, squares = (torch.empty((num_heads,), dtype=torch.float32, device=query.device) for _ in range(2))
+    return finish_moments(parts, num_heads, key_blocks, float(batch * positions * key_count))
+
+
+def finish_moments(parts: Tensor, num_heads: int, key_blocks: int, members: float) -> tuple[Tensor, Tensor]:
+    """Each head's mean and squared deviations of ``members`` coefficients from parts (..., heads, key_blocks, 4)."""
+    mean, squares = (torch.empty((num_heads,), dtype=torch.float32, device=parts.device) for _ in range(2))
     launch(
-        finish_moments_kernel, (num_heads,),
-        parts, mean, squares, blocks.splits * batch * key_blocks, key_blocks, float(batch * positions * key_count),
-        num_heads, 1024, num_warps=8,
+        finish_moments_kernel, (num_heads,), (parts, mean, squares),
+        (parts.numel() // (4 * num_heads), key_blocks, members), num_heads, 1024, num_warps=8,
     )  # fmt: skip
     return mean, squares
 
@@ -220,6 +232,7 @@ def moments_backward(
     d_mean: Tensor | None,
     d_squares: Tensor,
     d_query: Tensor | None,
+    d_keys: Tensor | None,
     num_heads: int,
     *,
     blocks: AttendBlocks | None = None,
@@ -231,9 +244,10 @@ def moments_backward(
         mean: its output.
         d_mean, d_squares: what that received, (num_heads,) in float32.
         d_query: (N, C, *grid), what the queries have received already.
+        d_keys: (N, S, C), what the keys have, contiguous.
 
     Returns:
-        d_query plus what comes through the moments, like query; d_keys (N, S, C) in float32.
+        d_query plus what comes through the moments, like query; d_keys plus that, like keys.
     """
     query, q_strides = flat(query)
     batch, key_count, channels = keys.shape
@@ -247,22 +261,22 @@ def moments_backward(
     d_query, dq_strides = (output, o_strides) if d_query is None else flat(d_query)
     align = alignment(q_strides, dq_strides, o_strides)
     blocks = blocks or attend_backward_blocks(batch * num_heads, head, head, positions, key_count, query.element_size())
-    d_keys = torch.empty((blocks.splits, *keys.shape), dtype=torch.float32, device=query.device)
+    parts = parts_like(blocks.splits, keys.numel(), keys.dtype, query.device)
     ranges = positions, key_count, blocks.splits, blocks.per_split, float(batch * positions * key_count)
     sizes = num_heads, head, blocks.positions, blocks.keys, blocks.channels, has_d_mean
     numbers = align, dot_precision(query.dtype), TRITON_DTYPES[query.dtype]
     programs = batch * num_heads * blocks.splits
     launch(
         moments_backward_query_kernel, (programs,),
-        query, keys, mean, d_mean, d_squares, d_query, output,
-        *q_strides.over(align), *dq_strides.over(align), *o_strides.over(align), *ranges, *sizes, has_d_query,
+        (query, keys, mean, d_mean, d_squares, d_query, output),
+        (*q_strides.over(align), *dq_strides.over(align), *o_strides.over(align), *ranges), *sizes, has_d_query,
         q_strides.channels_last, dq_strides.channels_last, o_strides.channels_last, *numbers,
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     launch(
         moments_backward_keys_kernel, (programs, ceil_div(key_count, blocks.keys)),
-        query, keys, mean, d_mean, d_squares, d_keys, *q_strides.over(align), *ranges, *sizes,
+        (query, keys, mean, d_mean, d_squares, parts), (*q_strides.over(align), *ranges), *sizes,
         q_strides.channels_last, *numbers,
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
-    return output, d_keys[0] if blocks.splits == 1 else d_keys.sum(dim=0)
+    return output, sum_parts(parts, keys.dtype, d_keys).view(keys.shape)

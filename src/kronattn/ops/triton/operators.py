@@ -28,12 +28,13 @@ from kronattn.ops import torch_backend
 from kronattn.ops.coefficients import Moments
 from kronattn.ops.triton.attend import attend_forward
 from kronattn.ops.triton.attend_backward import attend_backward
-from kronattn.ops.triton.layout import empty_grid, empty_like_grid, is_channels_last, rows_and_width
+from kronattn.ops.triton.coefficient_norm import normalise_backward, normalise_forward
+from kronattn.ops.triton.layout import empty_grid, empty_like_grid, is_channels_last, on_device, rows_and_width
 from kronattn.ops.triton.moments import moments_backward, moments_forward
-from kronattn.ops.triton.outer import outer_sum_forward
+from kronattn.ops.triton.outer import mean_once_forward, outer_sum_forward
 from kronattn.ops.triton.pool import pool_forward
 
-__all__ = ["moments", "pool", "spread", "spread_tokens"]
+__all__ = ["count_mean_once", "moments", "normalise", "pool", "spread", "spread_tokens"]
 
 
 def pool(x: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -94,15 +95,43 @@ def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = Non
     return _SpreadTokens.apply(tokens.contiguous(), residual, grid, is_channels_last(like), like.dtype)
 
 
-def moments(query: Tensor, keys: Tensor, *, num_heads: int = 1) -> tuple[Moments, Tensor]:
-    """Batch statistics of each head's coefficients, of (N, C, *grid) queries and (N, S, C) keys; and ``query`` to go on
+def count_mean_once(tokens: Tensor, grid: Sequence[int]) -> Tensor:
+    """(N, sum(grid), C) tokens of a grid of two axes, as :func:`kronattn.ops.stages.count_mean_once`."""
+    return _CountMeanOnce.apply(tokens, *grid) if _records(tokens) else _mean_once(tokens.contiguous(), *grid)
+
+
+def moments(query: Tensor, keys: Tensor, *, num_heads: int = 1) -> tuple[Moments, Tensor, Tensor]:
+    """Batch statistics of each head's coefficients, of (N, C, *grid) queries and (N, S, C) keys; and both to go on
     with."""
     members = query.numel() // query.shape[1] * keys.shape[1]
     if _records(query, keys):
-        mean, squares, query = _Moments.apply(query, keys, num_heads)
+        mean, squares, query, keys = _Moments.apply(query, keys, num_heads)
     else:
         mean, squares = _moments(query, keys.to(query.dtype).contiguous(), num_heads)
-    return Moments(members, mean, squares), query
+    return Moments(members, mean, squares), query, keys
+
+
+def normalise(
+    x: Tensor,
+    weight: Tensor,
+    moments: Moments | None,
+    running: tuple[Tensor, Tensor, Tensor],
+    *,
+    eps: float,
+    momentum: float,
+    num_heads: int,
+) -> Tensor:
+    """(N, S, C) keys, or coefficients of one head, with the norm of the coefficients multiplied in.
+
+    No operator of PyTorch's, because it changes the ``running`` mean, variance and number of batches: for eager code
+    alone. The compiler makes one kernel of the norm's arithmetic by itself.
+    """
+    if moments is None:
+        with on_device(x):
+            return normalise_forward(x.contiguous(), weight, None, running, eps, momentum, num_heads)[0]
+    return _Normalise.apply(
+        x, moments.squares, weight, moments.mean, moments.members, running, eps, momentum, num_heads
+    )
 
 
 def _records(*tensors: Tensor | None) -> bool:
@@ -160,11 +189,13 @@ class _Spread(torch.autograd.Function):
 
             inputs = query, keys, values, key_bias
             return *_differentiable(call, inputs, d_y), d_residual, None, None
-        d_query, d_keys, d_values, d_bias = _attend_backward(query, d_y, *read, ctx.num_heads, ctx.itself)
+        dtype = keys.dtype if keys.dtype == values.dtype else torch.float32
+        d_query, d_tokens, d_bias = _attend_backward(query, d_y, *read, ctx.num_heads, dtype, ctx.itself)
+        d_keys, d_values = d_tokens[: keys.numel()], d_tokens[keys.numel() :]
         return (
             d_query,
-            d_keys.to(keys.dtype),
-            d_values.to(values.dtype),
+            d_keys.view(keys.shape).to(keys.dtype),
+            d_values.view(values.shape).to(values.dtype),
             None if key_bias is None else d_bias.to(key_bias.dtype),
             d_residual,
             None,
@@ -193,20 +224,20 @@ class _SpreadTokens(torch.autograd.Function):
 
 class _Moments(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, keys: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, query: Tensor, keys: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         read = keys.to(query.dtype).contiguous()
         mean, squares = _moments(query, read, num_heads)
         ctx.save_for_backward(query, keys, read, mean)
         ctx.num_heads = num_heads
         ctx.set_materialize_grads(False)
-        return mean, squares, query.view_as(query)
+        return mean, squares, query.view_as(query), keys.view_as(keys)
 
     @staticmethod
     def backward(
-        ctx: Any, d_mean: Tensor | None, d_squares: Tensor | None, d_query: Tensor | None
+        ctx: Any, d_mean: Tensor | None, d_squares: Tensor | None, d_query: Tensor | None, d_keys: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None]:
         if d_mean is None and d_squares is None:
-            return d_query, None, None
+            return d_query, d_keys, None
         query, keys, read, mean = ctx.saved_tensors
         if torch.is_grad_enabled():
 
@@ -216,10 +247,63 @@ class _Moments(torch.autograd.Function):
                 return torch.stack(parts).sum()
 
             d_q, d_k = _differentiable(call, (query, keys), None)
-            return d_q if d_query is None or d_q is None else d_query + d_q, d_k, None
+            return _plus(d_query, d_q), _plus(d_keys, d_k), None
         d_squares = torch.zeros_like(mean) if d_squares is None else d_squares
-        d_input, d_keys = _moments_backward(query, read, mean, d_mean, d_squares, d_query, ctx.num_heads)
-        return d_input, d_keys.to(keys.dtype), None
+        d_keys = None if d_keys is None else d_keys.contiguous()
+        d_query, d_keys = _moments_backward(query, read, mean, d_mean, d_squares, d_query, d_keys, ctx.num_heads)
+        return d_query, d_keys.to(keys.dtype), None
+
+
+def _plus(x: Tensor | None, y: Tensor | None) -> Tensor | None:
+    return y if x is None else x if y is None else x + y
+
+
+class _CountMeanOnce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, height: int, width: int) -> Tensor:
+        ctx.grid = height, width
+        return _mean_once(tokens.contiguous(), height, width)
+
+    @staticmethod
+    def backward(ctx: Any, d_tokens: Tensor) -> tuple[Tensor, None, None]:
+        # A symmetric map: its gradient is the map itself.
+        return count_mean_once(d_tokens, ctx.grid), None, None
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        squares: Tensor,
+        weight: Tensor,
+        mean: Tensor,
+        members: int,
+        running: tuple[Tensor, Tensor, Tensor],
+        eps: float,
+        momentum: float,
+        num_heads: int,
+    ) -> Tensor:
+        read = x.contiguous()
+        with on_device(x):
+            y, inverse = normalise_forward(read, weight, (mean, squares, members), running, eps, momentum, num_heads)
+        ctx.save_for_backward(x, squares, weight, read, inverse)
+        ctx.members, ctx.eps, ctx.num_heads = members, eps, num_heads
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Any, ...]:
+        x, squares, weight, read, inverse = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def call(x: Tensor, squares: Tensor, weight: Tensor) -> Tensor:
+                scale = torch.rsqrt(squares / ctx.members + ctx.eps) * weight
+                return torch_backend.scaled(x, scale, ctx.num_heads).to(x.dtype)
+
+            return *_differentiable(call, (x, squares, weight), d_y), None, None, None, None, None, None
+        with on_device(x):
+            gradients = normalise_backward(read, d_y.contiguous(), weight, inverse, ctx.members, ctx.num_heads)
+        return *gradients, None, None, None, None, None, None
 
 
 def _differentiable(call: Callable[..., Tensor], inputs: Sequence[Any], d_y: Tensor | None) -> list[Tensor | None]:
@@ -239,8 +323,7 @@ def _operator(schema: str, launcher: Callable[..., Any], fake: Callable[..., Any
     name = schema.partition("(")[0]
 
     def launch(x: Tensor, *rest: Any) -> Any:
-        # Triton launches on the current device, which need not be the tensors'.
-        with torch.cuda.device_of(x):
+        with on_device(x):
             return launcher(x, *rest)
 
     _library.define(schema)
@@ -312,28 +395,38 @@ _attend = _operator(
 
 
 def _launch_attend_backward(
-    query: Tensor, d_y: Tensor, keys: Tensor, values: Tensor, key_bias: Tensor | None, num_heads: int, add_d_y: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    d_query, d_keys, d_values, d_bias = attend_backward(d_y, query, keys, values, key_bias, num_heads, add_d_y=add_d_y)
-    return d_query, d_keys, d_values, query.new_empty(0, dtype=torch.float32) if d_bias is None else d_bias
+    query: Tensor, d_y: Tensor, keys: Tensor, values: Tensor, key_bias: Tensor | None, num_heads: int,
+    dtype: torch.dtype, add_d_y: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    d_query, d_tokens, d_bias = attend_backward(d_y, query, keys, values, key_bias, num_heads, dtype, add_d_y=add_d_y)
+    return d_query, d_tokens, query.new_empty(0, dtype=torch.float32) if d_bias is None else d_bias
 
 
 def _fake_attend_backward(
-    query: Tensor, d_y: Tensor, keys: Tensor, values: Tensor, key_bias: Tensor | None, num_heads: int, add_d_y: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    query: Tensor, d_y: Tensor, keys: Tensor, values: Tensor, key_bias: Tensor | None, num_heads: int,
+    dtype: torch.dtype, add_d_y: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return (
         empty_like_grid(query, query.shape[1], is_channels_last(query)),
-        keys.new_empty(keys.shape, dtype=torch.float32),
-        values.new_empty(values.shape, dtype=torch.float32),
+        keys.new_empty((keys.numel() + values.numel(),), dtype=dtype),
         query.new_empty(0 if key_bias is None else key_bias.shape, dtype=torch.float32),
     )
 
 
+# Gradients of the query, of keys and values in one row, and of the bias.
 _attend_backward = _operator(
     "attend_backward(Tensor query, Tensor d_y, Tensor keys, Tensor values, Tensor? key_bias, int num_heads,"
-    " bool add_d_y) -> (Tensor, Tensor, Tensor, Tensor)",
+    " ScalarType dtype, bool add_d_y) -> (Tensor, Tensor, Tensor)",
     _launch_attend_backward,
     _fake_attend_backward,
+)
+
+
+# (N, width + height, C) tokens less half of each axis's mean.
+_mean_once = _operator(
+    "mean_once(Tensor tokens, SymInt height, SymInt width) -> Tensor",
+    mean_once_forward,
+    lambda tokens, height, width: torch.empty_like(tokens),
 )
 
 
@@ -354,15 +447,15 @@ def _fake_moments_backward(
     d_mean: Tensor | None,
     d_squares: Tensor,
     d_query: Tensor | None,
+    d_keys: Tensor | None,
     num_heads: int,
 ) -> tuple[Tensor, Tensor]:
-    like = empty_like_grid(query, query.shape[1], is_channels_last(query))
-    return like, keys.new_empty(keys.shape, dtype=torch.float32)
+    return empty_like_grid(query, query.shape[1], is_channels_last(query)), keys.new_empty(keys.shape)
 
 
 _moments_backward = _operator(
     "moments_backward(Tensor query, Tensor keys, Tensor mean, Tensor? d_mean, Tensor d_squares, Tensor? d_query,"
-    " int num_heads) -> (Tensor, Tensor)",
+    " Tensor? d_keys, int num_heads) -> (Tensor, Tensor)",
     moments_backward,
     _fake_moments_backward,
 )

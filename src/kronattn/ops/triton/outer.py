@@ -1,22 +1,22 @@
 """The outer sum: every position receives its column's token plus its row's, in one pass of writing.
 
 The last stage of KAO_QKV, with a residual added on the way; and the gradient of the averages, added to what a position
-has received already.
+has received already. And what KAO_QKV's tokens give up so that the sum counts their mean once.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.blocks import grid_offsets, token_offsets
-from kronattn.ops.triton.launch import launch
+from kronattn.ops.triton.blocks import grid_offsets, launch, token_offsets
 from kronattn.ops.triton.layout import alignment, flat, flat_strides
-from kronattn.ops.triton.tuning import ceil_div, outer_blocks
+from kronattn.ops.triton.tuning import ceil_div, outer_blocks, power_of_two
 
-__all__ = ["outer_sum_forward"]
+__all__ = ["mean_once_forward", "outer_sum_forward"]
 
 
 @triton.jit
@@ -98,10 +98,48 @@ def outer_sum_forward(
     grid = (batch * row_blocks, ceil_div(width, blocks.width), ceil_div(channels, blocks.channels))
     launch(
         outer_sum_forward_kernel, grid,
-        tokens, residual, output,
-        *residual_strides.over(align), *strides.over(align), height, width, row_blocks, column_scale, row_scale,
+        (tokens, residual, output),
+        (*residual_strides.over(align), *strides.over(align), height, width, row_blocks, column_scale, row_scale),
         channels, blocks.rows, blocks.width, blocks.channels,
         strides.channels_last, residual_strides.channels_last, has_residual, align,
         num_warps=blocks.warps,
+    )  # fmt: skip
+    return output
+
+
+@triton.jit
+def mean_once_kernel(
+    tokens, output, height, width, excess, C: tl.constexpr, BS: tl.constexpr, BC: tl.constexpr
+):  # fmt: skip
+    """A block of channels of one sample's columns, or of its rows, less their mean times ``excess``."""
+    n = tl.program_id(0).to(tl.int64)
+    b_c = tl.program_id(1) * BC + tl.arange(0, BC)
+    first = tl.where(tl.program_id(2) == 0, 0, width)
+    count = tl.where(tl.program_id(2) == 0, width, height)
+    at = (n * (height + width) + first) * C
+    b_sum = tl.zeros([BC], tl.float32)
+    for start in range(0, count, BS):
+        b_s = start + tl.arange(0, BS)
+        b_mask = (b_s < count)[:, None] & (b_c < C)[None, :]
+        b_sum += tl.sum(
+            tl.load(tokens + at + token_offsets(b_s, b_c, C), mask=b_mask, other=0.0).to(tl.float32), axis=0
+        )
+    b_less = b_sum * (excess / count)
+    for start in range(0, count, BS):
+        b_s = start + tl.arange(0, BS)
+        b_mask = (b_s < count)[:, None] & (b_c < C)[None, :]
+        b_tokens = tl.load(tokens + at + token_offsets(b_s, b_c, C), mask=b_mask, other=0.0).to(tl.float32)
+        b_tokens -= b_less[None, :]
+        tl.store(output + at + token_offsets(b_s, b_c, C), b_tokens.to(output.dtype.element_ty), mask=b_mask)
+
+
+def mean_once_forward(tokens: Tensor, height: int, width: int) -> Tensor:
+    """(N, width + height, C) tokens, contiguous, each axis's less half of its mean. The map is its own transpose."""
+    batch, _, channels = tokens.shape
+    output = torch.empty_like(tokens)
+    block = min(64, power_of_two(channels))
+    launch(
+        mean_once_kernel, (batch, ceil_div(channels, block), 2),
+        (tokens, output), (height, width, 0.5), channels, 2048 // block, block,
     )  # fmt: skip
     return output

@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.blocks import grid_offsets, token_offsets
-from kronattn.ops.triton.launch import launch
+from kronattn.ops.triton.blocks import grid_offsets, launch, token_offsets
 from kronattn.ops.triton.layout import alignment, flat
 from kronattn.ops.triton.tuning import PoolBlocks, ceil_div, pool_blocks
 
@@ -241,8 +240,8 @@ def pool_forward(
     whole_columns, whole_rows = blocks.splits == 1, blocks.tiles == 1
     launch(
         pool_forward_kernel, (batch * blocks.splits, blocks.tiles, blocks.channel_blocks),
-        x, tokens, column_parts, row_parts,
-        *strides.over(align), height, width, blocks.splits, blocks.rows_per_split, column_scale, row_scale,
+        (x, tokens, column_parts, row_parts),
+        (*strides.over(align), height, width, blocks.splits, blocks.rows_per_split, column_scale, row_scale),
         channels, blocks.rows, blocks.width, blocks.channels, blocks.lanes,
         strides.channels_last, align, blocks.stages, whole_columns, whole_rows,
         num_warps=blocks.warps, maxnreg=blocks.registers,
@@ -250,8 +249,9 @@ def pool_forward(
     if not (whole_columns and whole_rows):
         count = (0 if whole_columns else width) + (0 if whole_rows else height)
         launch(
-        add_parts_kernel, (batch, ceil_div(count * channels, 512)),
-            column_parts, row_parts, tokens, height, width, blocks.splits, blocks.tiles, column_scale, row_scale,
+            add_parts_kernel, (batch, ceil_div(count * channels, 512)),
+            (column_parts, row_parts, tokens),
+            (height, width, blocks.splits, blocks.tiles, column_scale, row_scale),
             channels, whole_columns, whole_rows, 512,
         )  # fmt: skip
     return tokens

@@ -21,6 +21,7 @@ __all__ = [
     "dot_precision",
     "outer_blocks",
     "pool_blocks",
+    "power_of_two",
     "row_blocks",
 ]
 
@@ -58,10 +59,10 @@ class PoolBlocks(NamedTuple):
 def pool_blocks(batch: int, channels: int, height: int, width: int, itemsize: int, channels_last: bool) -> PoolBlocks:
     """A warp for each row of a tile, up to 64 elements a thread, and programs enough to fill the chip."""
     if channels_last:
-        block_width = min(_power_of_two(width), 64)
+        block_width = min(power_of_two(width), 64)
         block_channels = _channel_block(channels, 64 if block_width <= 16 else 32, 8)
     else:
-        block_width = min(_power_of_two(width), 128)
+        block_width = min(power_of_two(width), 128)
         block_channels = _channel_block(channels, 16, 1)
     warps = 8 if block_width * block_channels >= 2048 else 4
     block_rows = warps
@@ -101,8 +102,8 @@ class OuterBlocks(NamedTuple):
 def outer_blocks(channels: int, height: int, width: int, channels_last: bool) -> OuterBlocks:
     """A tile of 16,384 elements."""
     block_channels = _channel_block(channels, 64 if channels_last else 8, 1)
-    block_width = min(_power_of_two(width), 128 if channels_last else 256)
-    block_rows = max(1, min(16384 // (block_width * block_channels), _power_of_two(height)))
+    block_width = min(power_of_two(width), 128 if channels_last else 256)
+    block_rows = max(1, min(16384 // (block_width * block_channels), power_of_two(height)))
     return OuterBlocks(block_rows, block_width, block_channels, 8)
 
 
@@ -171,7 +172,7 @@ class RowBlocks(NamedTuple):
 def row_blocks(rows: int, channels: int, writes: bool) -> RowBlocks:
     """Batch norm over rows of channels: programs that add up are few and long, those that write are many."""
     if channels < 64:
-        block_channels = max(16, _power_of_two(channels))
+        block_channels = max(16, power_of_two(channels))
     else:
         # Lanes without a channel cost less than rows in many short pieces.
         block_channels = min((128, 64), key=lambda block: ceil_div(channels, block) * block)
@@ -201,12 +202,12 @@ def _channel_block(channels: int, most: int, fewest: int) -> int:
     for block in (most, most // 2):
         if block >= fewest and channels % block == 0:
             return block
-    return max(fewest, min(most, _power_of_two(channels)))
+    return max(fewest, min(most, power_of_two(channels)))
 
 
 def _dot_block(size: int) -> int:
     """The smallest power of two that covers ``size`` and that tensor cores take."""
-    return max(16, _power_of_two(size))
+    return max(16, power_of_two(size))
 
 
 def ceil_div(size: int, divisor: int) -> int:
@@ -214,5 +215,6 @@ def ceil_div(size: int, divisor: int) -> int:
     return -(-size // divisor)
 
 
-def _power_of_two(size: int) -> int:
+def power_of_two(size: int) -> int:
+    """The smallest that is not below ``size``; Triton's own takes its time, too."""
     return 1 << (size - 1).bit_length()

@@ -113,4 +113,7 @@ OPERATORS: dict[str, Operator] = {
     "attn_fused": Operator("Fused", FusedAttention, takes_rows=True),
     "kao_kv": Operator("KAO_KV", lambda channels: KroneckerAttention(channels, "kv", coefficient_norm=None)),
     "kao_qkv": Operator("KAO_QKV", lambda channels: KroneckerAttention(channels, "qkv", coefficient_norm=None)),
+    "kao_qkv_as_printed": Operator(
+        "KAO_QKV printed", lambda channels: KroneckerAttention(channels, "qkv", coefficient_norm=None, mean="each")
+    ),
 }

@@ -21,6 +21,7 @@ _STYLES = {
     "attn_fused": ("#2d3748", "D"),
     "kao_kv": ("#2b6cb0", "^"),
     "kao_qkv": ("#dd6b20", "v"),
+    "kao_qkv_as_printed": ("#9c4221", "1"),
 }
 
 

@@ -109,7 +109,7 @@ def measure_operators(
     Example:
         >>> measured = measure_operators([Case((6, 6))], seconds=0.01)
         >>> [(row.operator, row.madd) for row in measured.rows][-1]
-        ('kao_qkv', 3072)
+        ('kao_qkv_as_printed', 3072)
     """
     device = resolve_device(str(device))
     budget = _default_budget(device) if memory_budget is None else memory_budget

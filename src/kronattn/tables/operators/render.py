@@ -45,6 +45,8 @@ def operator_tables(measured: Measurement) -> list[Table]:
             "Attn builds its coefficient matrix, as the paper's does. The printed megabytes come to about four "
             "such matrices; the peak here holds two. The fused operator is not in the paper: same result as "
             "Attn, by PyTorch's fused kernel.",
+            "KAO_QKV counts the image's mean once, as the theorem asks for; KAO_QKV printed is the paper's equation, "
+            "which counts it once for each axis, and has the paper's figures beside it.",
         ]
         tables.append(_table("The paper's Table 2, recomputed", inside, [*notes, *_left_out(measured, True)]))
     if beyond:

@@ -1,0 +1,38 @@
+"""Kernels that are compiled ahead: where, and for which shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kronattn.models import create_model
+from kronattn.training import precompile
+from kronattn.training.recipe import load_recipe
+
+
+def test_nothing_is_started_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(precompile, "_start", lambda recipe: pytest.fail("started"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with precompile.precompiling(load_recipe("digits", ["accelerator=cpu"])):
+        pass
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with precompile.precompiling(load_recipe("digits", ["accelerator=auto"])):
+        pass
+
+
+@pytest.mark.parametrize("name", ["kanet_kv", "mobilenetv2"])
+def test_shapes_are_those_that_the_network_passes_on(name):
+    network, found = create_model(name, num_classes=3).eval(), {}
+    for unit in (expected := precompile.shapes_of_units(create_model(name, num_classes=3), 64)):
+        module = network.get_submodule(unit)
+        module.register_forward_pre_hook(lambda _, x, unit=unit: found.__setitem__(unit, tuple(x[0].shape)))
+    with torch.no_grad():
+        network(torch.zeros(1, 3, 64, 64))
+    assert found == expected
+    assert len(found) > 15
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_share_of_a_network():
+    order = {"model": "kanet_kv", "options": {}, "sizes": [64, 96], "batch": 8, "precision": "bf16-mixed"}
+    precompile._compile_share({**order, "share": [0, 5]})
