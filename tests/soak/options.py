@@ -13,12 +13,10 @@ import torch
 
 from kronattn.ops.plan import override_plan
 from tests.nn.options import LayerCase, expected, gradients, kept_keys
-from tests.ops.cases import TOLERANCE, poison_empty
+from tests.ops.cases import poison_empty
 from tests.soak.comparing import described, errors
+from tests.soak.layers import TOLERANCE
 from tests.soak.part import Outcome, shapes_of
-
-# As in tests/nn/test_options.py: sums of a few more terms than the operators'.
-KERNELS = 2e-5
 
 
 class Options:
@@ -48,7 +46,7 @@ class Options:
         labels |= {"residual": case.residual, "own keys": case.key_grid is not None, **case.options}
         labels.pop("grid", None)
         for backend, stages in backends.items():
-            tolerance = KERNELS if backend == "triton" else TOLERANCE[dtype]
+            tolerance = TOLERANCE[dtype]
             layer = case.layer().to(self.device, dtype)
             leaves = [x.detach().to(self.device, dtype).requires_grad_() for x in inputs]
             torch.manual_seed(case.seed)

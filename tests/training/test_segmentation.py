@@ -143,8 +143,12 @@ def test_end_to_end(places, tmp_path, capsys, name):
     assert "Pixel accuracy" in capsys.readouterr().out
 
 
-def test_a_killed_runs_steps_are_repeated(places, tmp_path):
-    """Resumed from the checkpoint of an earlier epoch, a run of iterations ends with the same weights."""
+@pytest.mark.parametrize("validate_every", [1, 2])
+def test_a_killed_runs_steps_are_repeated(places, tmp_path, validate_every):
+    """Resumed from the checkpoint of an earlier epoch, a run of iterations ends with the same weights.
+
+    Found by the soak: an epoch that was not validated went on with a batch more, one that was had another row.
+    """
     from lightning.pytorch.callbacks import Callback
 
     class Stop(Callback):
@@ -153,7 +157,8 @@ def test_a_killed_runs_steps_are_repeated(places, tmp_path):
                 raise SystemExit
 
     recipe = load_recipe(
-        "voc/deeplabv2_kao_kv", [*SMALL, "data.name=folder", f"data.path={places['folder']}", "ema=0.9"]
+        "voc/deeplabv2_kao_kv",
+        [*SMALL, "data.name=folder", f"data.path={places['folder']}", "ema=0.9", f"validate_every={validate_every}"],
     )
     train(recipe, folder=tmp_path / "whole")
     with pytest.raises(SystemExit):

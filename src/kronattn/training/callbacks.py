@@ -264,9 +264,6 @@ class History(Callback):
 
     # Lightning calls those that write checkpoints last, so this row is in them.
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.rows and self.rows[-1]["epoch"] == trainer.current_epoch + 1:
-            # Resumed after this epoch: Lightning ends it once more in a run that counts steps, without any.
-            return
         row: dict[str, float] = {"epoch": trainer.current_epoch + 1}
         # Between validations Lightning still has the figures of the last one.
         known = ("train/", "val/") if self._validated else ("train/",)

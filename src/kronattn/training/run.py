@@ -113,6 +113,9 @@ def train(
     checkpoints = WholeCheckpoints()
     watching = [history, speed, *progress_callback(progress, history, speed), *callbacks]
     trainer = _trainer(recipe, folder, f"val/{task.score}", watching, checkpoints)
+    # Where steps are counted, Lightning takes the epoch that a checkpoint was written after for one that is still going
+    # on: it would end it once more, and train on a batch too many where it was not validated.
+    trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
     if trainer.world_size > 1 and recipe.sync_batch_norm:
         synchronise_coefficient_norms(network)
     if (mode := compile_mode(recipe)) is not None:
