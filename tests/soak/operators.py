@@ -89,12 +89,12 @@ def _floors(exact: dict[str, Tensor], query: Tensor) -> dict[str, float | None]:
     """What errors are measured against, at least; see :func:`errors`.
 
     The scale multiplies the coefficients of every query, so its gradient is a sum of products of queries with their
-    gradients, of either sign: it is measured against the largest of these.
+    gradients, of either sign: it is measured against the root of the sum of their squares, as roundings add up.
     """
     floors: dict[str, float | None] = {name: 0.1 if name == "output" else None for name in exact}
     if "gradient of scale" in exact and query.numel():
         sizes = query.double().norm(dim=1) * exact["gradient of query"].norm(dim=1)
-        floors["gradient of scale"] = max(0.1, float(sizes.max()))
+        floors["gradient of scale"] = max(0.1, float(sizes.norm()))
     return floors
 
 
