@@ -1,4 +1,4 @@
-"""The README says what the files in results/ say, and its commands exist."""
+"""The README and the guide say what the files in results/ say, and the README's commands exist."""
 
 from __future__ import annotations
 
@@ -15,10 +15,25 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_tables_are_those_of_the_results():
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "readme.py"), "--check"], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, str(ROOT / "tools" / "fill.py"), "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# A ratio, a time, a share, a speed: what only a measurement can know.
+FIGURE = re.compile(r"\d[\d.,]*(?:×(?! ?\d)| ?(?:ms|µs|images a second)\b|%(?! (?:confidence )?interval))")
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_no_figure_is_typed_by_hand(page):
+    """Outside of the tables that tools/fill.py writes, and of code."""
+    text = re.sub(r"<!-- ([\w-]+) -->.*?<!-- /\1 -->|```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    assert FIGURE.findall(text) == []
+
+
+def test_a_figure_that_is_typed_by_hand_would_be_seen():
+    assert FIGURE.findall("a 56×56 map is 3.5× as fast, 12 ms, 4% less, 2,579 images a second; the 95% interval") == [
+        "3.5×", "12 ms", "4%", "2,579 images a second",
+    ]  # fmt: skip
 
 
 def test_every_file_it_links_to_is_there():

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from kronattn import axis_averages, record_coefficients
 from kronattn.distributions import draw_means, random_setting
 from kronattn.nn import DenseAttention, KroneckerAttention
-from kronattn.tables.rendering import figure_bytes
+from kronattn.present import figure_bytes
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
 BLUE, ORANGE, GREY, YELLOW = "#2b6cb0", "#dd6b20", "#718096", "#d69e2e"

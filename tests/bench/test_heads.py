@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+import kronattn
 from kronattn.cli import main
 
 SMALL = ["bench", "heads", "--sizes", "17,33", "--channels", "16", "--classes", "3", "--seconds", "0.01"]
@@ -20,11 +22,11 @@ def test_json_file_and_figure(capsys, tmp_path):
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads(path.read_text())
     names = ["aspp", "attn", "attn_fused", "kao_kv", "kao_qkv", "resize"]
-    assert [(row["size"], row["work"], row["head"]) for row in found["rows"]] == [
+    assert [(row["case"]["size"], row["work"], row["candidate"]) for row in found["rows"]] == [
         (size, work, name) for size in (17, 33) for work in ("inference", "training") for name in names
     ]
-    assert {row["batch"] for row in found["rows"]} == {2}
-    assert found["settings"] == {"sizes": [17, 33], "dtype": "float32", "channels_last": False}
+    assert {row["case"]["batch"] for row in found["rows"]} == {2}
+    assert found["settings"] == {"dtype": "float32", "channels_last": False}
     assert figure.read_bytes()[1:4] == b"PNG"
 
 
@@ -34,6 +36,16 @@ def test_table(capsys):
     for text in ("What the heads cost", "17²", "33²", "KAO_KV", "resize"):
         assert text in out
     assert "ASPP" not in out
+
+
+def test_this_tree_against_itself(capsys):
+    """In processes: the head that materialises its coefficients is the base, and of this tree alone."""
+    tree = Path(kronattn.__file__).parent.parent
+    arguments = ["--names", "attn,kao_qkv", "--sizes", "17", "--work", "training", "--against", str(tree)]
+    assert main([*SMALL, *arguments, "--rounds", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "kao_qkv (old)" in out
+    assert "Left out" not in out
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
+import kronattn
 from kronattn.bench.networks import BASE
 from kronattn.cli import main
 
@@ -22,16 +25,14 @@ def test_json_and_file(capsys, tmp_path):
     assert main([*SMALL, "--json", "--output", str(path)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads(path.read_text())
-    assert {(row["network"], row["work"], row["how"]) for row in found["rows"]} == {
+    assert {(row["candidate"], row["work"], row["how"]) for row in found["rows"]} == {
         (network, work, "eager") for network in (BASE, "kanet_kv") for work in ("inference", "training")
     }
     for row in found["rows"]:
-        assert row["images_per_second"] > 0
-        assert row["peak_bytes"] > 0
-        if row["network"] == BASE:
-            assert row["ratio"] == 1
+        assert row["time_ms"] > 0
+        assert row["memory_bytes"] > 0
     training, inference = (
-        next(r["peak_bytes"] for r in found["rows"] if r["work"] == work and r["network"] == BASE)
+        next(r["memory_bytes"] for r in found["rows"] if r["work"] == work and r["candidate"] == BASE)
         for work in ("training", "inference")
     )
     assert training > inference  # it keeps what the backward pass needs
@@ -45,6 +46,22 @@ def test_table(capsys):
     assert "kanet_kv" in out
 
 
+def test_two_source_trees_in_processes(capsys, tmp_path):
+    """A tree that an earlier commit could have been: this package under another path, with one network slower."""
+    tree = tmp_path / "tree"
+    (tree / "src").mkdir(parents=True)
+    shutil.copytree(Path(kronattn.__file__).parent, tree / "src" / "kronattn", ignore=shutil.ignore_patterns("weights"))
+    arguments = ["--work", "inference", "--against", str(tree), "--rounds", "2", "--json"]
+    assert main([*SMALL, *arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["candidate"] for row in found["rows"]] == [BASE, "kanet_kv", "kanet_kv (old)"]
+    assert all(len(row["rounds_ms"]) == 2 and row["memory_bytes"] > 0 for row in found["rows"])
+    (tree / "src" / "kronattn" / "models" / "kanet.py").write_text("raise RuntimeError('an old\\nerror')")
+    assert main([*SMALL, *arguments]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row.get("failed", "") for row in rows] == ["", "", "RuntimeError: an old error"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -53,6 +70,8 @@ def test_table(capsys):
         (["--device", "abacus"], "device must be auto, cpu, cuda or mps"),
         (["--dtype", "float8"], "dtype must be one of"),
         (["--size", "16"], "32"),
+        (["--how", "graphs"], "--how graphs is for CUDA devices"),
+        (["--against", "no/such/tree"], "no/such/tree holds no kronattn"),
     ],
 )
 def test_bad_input(arguments, message, capsys):

@@ -18,9 +18,10 @@ COMMANDS = [
     *(["train"], ["evaluate"], ["compare"], ["predict"], ["explain"], ["export"], ["demo"], ["report"], ["theorem"]),
     *(["tables", "operators"], ["tables", "networks"], ["tables", "segmentation"]),
     *(["bench", "operators"], ["bench", "networks"], ["bench", "heads"], ["bench", "loader"], ["bench", "export"]),
+    *(["bench", "insert"], ["bench", "training"], ["bench", "show"]),
     *(["list", "models"], ["list", "recipes"], ["list", "weights"]),
 ]
-LONG = [command for command in COMMANDS if command[0] not in ("demo", "explain", "list")]
+LONG = [one for one in COMMANDS if one[0] not in ("demo", "explain", "list") and one[-1] != "show"]
 ON_A_DEVICE = [
     *(
         ["train"],
@@ -127,7 +128,7 @@ def test_list_weights(capsys):
         (["evaluate", "kanet_kv", "--device", "abacus"], "device must be auto, cpu, cuda or mps, not 'abacus'"),
         (["export", "-w", "kanet_kv", "-o", "."], "is a folder; give the path of a file"),
         (["list", "modles"], "No such command 'modles'"),
-        (["list", "models", "--task", "driving"], "task must be classification or segmentation, not 'driving'"),
+        (["list", "models", "--task", "driving"], "task must be classification, segmentation, volumes, not 'driving'"),
         (["bench", "operators", "--device", "tpu"], "device must be auto, cpu, cuda or mps"),
     ],
 )
@@ -157,7 +158,7 @@ def test_a_run_s_folder_stands_for_its_weights(tmp_path, capsys):
 def test_bench_operators_runs_on_what_is_there(capsys):
     assert main(["bench", "operators", "--seconds", "0.001", "--no-training", "--json", "-q"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert len({tuple(row["shape"]) for row in found["costs"]}) >= 2
+    assert len({tuple(row["case"]["grid"]) for row in found["rows"]}) >= 2
 
 
 def test_quiet_shows_no_bar(capsys, monkeypatch):

@@ -105,8 +105,8 @@ def test_every_registered_section_is_linked(made):
 
 def test_failed_check_is_shown_and_exits_with_1(tmp_path, monkeypatch, capsys):
     import kronattn.report as package
+    from kronattn.present import Cell, Column, Group, Table
     from kronattn.report import Content, Section
-    from kronattn.tables.rendering import Cell, Column, Group, Table
 
     table = Table("Checks", [Column("")], [Group("", [[Cell("✗", tone="bad")]])])
     broken = Section("broken", "A <broken> section", lambda settings: Content("It fails.", [table], passed=False))

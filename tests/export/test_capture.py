@@ -130,7 +130,7 @@ class _Mean(nn.Module):
         return x.mean(dim=(2, 3)) + 1
 
 
-@pytest.mark.parametrize("name", list_models("segmentation"))
+@pytest.mark.parametrize("name", [name for name in list_models("segmentation") if name.startswith("deeplab")])
 def test_segmenters_at_any_size(name):
     table = (*FEW_ROWS, Row(True, 2, 16, 1, 2))
     torch.manual_seed(0)

@@ -56,13 +56,15 @@ def with_statistics(module: nn.Module) -> nn.Module:
 class TestNames:
     def test_every_name_has_a_task(self):
         assert kronattn.list_models() == list(MODELS)
-        assert kronattn.list_models("segmentation") == list(NAMES)
-        assert sorted(kronattn.list_models("segmentation") + kronattn.list_models("classification")) == sorted(MODELS)
+        assert kronattn.list_models("segmentation") == [*NAMES, "unet"]
+        assert sorted(
+            name for task in ("classification", "segmentation", "volumes") for name in kronattn.list_models(task)
+        ) == sorted(MODELS)
         assert {task_of(name) for name in NAMES} == {"segmentation"}
         assert task_of("kanet_kv") == "classification"
 
     def test_bad_names(self):
-        with pytest.raises(ValueError, match="task must be classification or segmentation, not 'detection'"):
+        with pytest.raises(ValueError, match="task must be classification, segmentation, volumes, not 'detection'"):
             kronattn.list_models("detection")
         with pytest.raises(ValueError, match="unknown model 'deeplabv2_kao': did you mean"):
             task_of("deeplabv2_kao")

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations, prune
 
 import kronattn
 
-NETWORKS = [name for name in kronattn.list_models() if not name.startswith("deeplab")]
+NETWORKS = kronattn.list_models("classification")
 SEGMENTERS = ["deeplabv2_aspp", "deeplabv2_attn", "deeplabv2_kao_kv", "deeplabv2_kao_qkv"]
 IMAGE = (2, 3, 64, 64)
 

@@ -64,7 +64,7 @@ def test_layers_with_other_keys():
     torch.testing.assert_close(traced(q, k, k), layer(q, k, k))
 
 
-@pytest.mark.parametrize("name", [name for name in kronattn.list_models() if not name.startswith("deeplab")])
+@pytest.mark.parametrize("name", kronattn.list_models("classification"))
 def test_networks(name):
     torch.manual_seed(0)
     model = kronattn.create_model(name, num_classes=3, width=0.25).eval()

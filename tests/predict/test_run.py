@@ -79,5 +79,5 @@ def test_inputs(photos, tmp_path):
 
 
 def test_a_task_nobody_knows():
-    with pytest.raises(ValueError, match="kanet_kv is for poetry, which is none of classification, segmentation"):
+    with pytest.raises(ValueError, match="unknown task 'poetry': known are classification, segmentation"):
         next(predict_files([], network(), Description("kanet_kv", task="poetry")))

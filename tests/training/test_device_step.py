@@ -12,9 +12,9 @@ from kronattn.training import graphs
 from kronattn.training import run as run_module
 from kronattn.training.data import TrainingData
 from kronattn.training.device_step import DeviceStep
-from kronattn.training.learner import Learner
 from kronattn.training.recipe import load_recipe
 from kronattn.training.run import train
+from kronattn.training.task_module import TaskModule
 from tests.data.segmentation_folders import write_folder
 
 CPU = torch.device("cpu")
@@ -184,7 +184,7 @@ class Repeated:
 def test_a_captured_run(recipe, tmp_path, on_device, monkeypatch):
     """Numbers of samples, learning rates, shares and draws all reach the steps that are repeated."""
     on_device()
-    monkeypatch.setattr(Learner, "_captures", lambda self: True)
+    monkeypatch.setattr(TaskModule, "_captures", lambda self: True)
     monkeypatch.setattr(graphs, "_on_side_stream", lambda function, inputs, device: function(*inputs))
     monkeypatch.setattr(graphs, "_watched", lambda function, inputs, device: (function(*inputs), None))
     made = []

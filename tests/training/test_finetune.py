@@ -100,7 +100,10 @@ def test_from_mobilenetv2_in_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["model.weights=kanet_kw"], "model.weights kanet_kw is neither a file nor a network that comes with any: did"),
+        (
+            ["model.weights=kanet_kw"],
+            "model.weights: kanet_kw is neither a file nor a network that comes with",
+        ),
         (["freeze_epochs=-1"], "freeze_epochs must be at least 0, not -1"),
         (["freeze_epochs=1", "devices=2"], "freeze_epochs is for one device"),
         (["model.name=mobilenetv2"], "does not fit the network"),

@@ -4,9 +4,9 @@ import pytest
 
 from kronattn.bench.loader import bench_loader
 from kronattn.training import run
-from kronattn.training.classifier import Classifier
 from kronattn.training.data import TrainingData
 from kronattn.training.recipe import load_recipe
+from kronattn.training.task_module import TaskModule
 from tests.data.segmentation_folders import write_folder
 
 
@@ -14,9 +14,9 @@ from tests.data.segmentation_folders import write_folder
 def test_every_other_epoch_is_one_batch(recipe, monkeypatch, in_memory):
     recipe.data.in_memory, recipe.data.workers = in_memory, 0
     seen = []
-    real = Classifier.training_step
+    real = TaskModule.training_step
     monkeypatch.setattr(
-        Classifier, "training_step", lambda self, b, i: seen.append(float(b[0].sum())) or real(self, b, i)
+        TaskModule, "training_step", lambda self, b, i: seen.append(float(b[0].sum())) or real(self, b, i)
     )
     found = bench_loader(recipe, epochs=2)
     steps = len(seen) // 4
@@ -33,8 +33,8 @@ def test_whole_steps(recipe, monkeypatch):
     monkeypatch.setattr(run, "steps_on_device", lambda recipe, device: True)
     monkeypatch.setattr(TrainingData, "gathers_on_device", lambda self, dataset: True)
     seen = []
-    real = Classifier.losses
-    monkeypatch.setattr(Classifier, "losses", lambda self, b: seen.append(float(b[0].sum())) or real(self, b))
+    real = TaskModule.losses
+    monkeypatch.setattr(TaskModule, "losses", lambda self, b: seen.append(float(b[0].sum())) or real(self, b))
     bench_loader(recipe, epochs=2)
     steps = len(seen) // 4
     first, without, second, without_again = (seen[start : start + steps] for start in range(0, len(seen), steps))

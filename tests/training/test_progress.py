@@ -12,11 +12,11 @@ import torch
 from kronattn.cli import main
 from kronattn.data.datasets import ImageDataset
 from kronattn.training.callbacks import Diverged
-from kronattn.training.classifier import Classifier
 from kronattn.training.errors import CannotTrain
 from kronattn.training.halving import in_parts
 from kronattn.training.progress import duration
 from kronattn.training.run import train
+from kronattn.training.task_module import TaskModule
 
 
 def test_a_line_for_each_epoch(recipe, tmp_path, capsys):
@@ -70,7 +70,7 @@ class TestMemory:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore")
 
     def test_a_batch_that_does_not_fit_is_one_line(self, recipe, tmp_path, monkeypatch):
-        monkeypatch.setattr(Classifier, "losses", self.out_of_memory)
+        monkeypatch.setattr(TaskModule, "losses", self.out_of_memory)
         with pytest.raises(CannotTrain) as found:
             train(recipe, folder=tmp_path / "run")
         assert str(found.value) == (
@@ -82,7 +82,7 @@ class TestMemory:
         def wrong(*arguments):
             raise RuntimeError("shapes do not match")
 
-        monkeypatch.setattr(Classifier, "losses", wrong)
+        monkeypatch.setattr(TaskModule, "losses", wrong)
         with pytest.raises(RuntimeError, match="^shapes do not match") as found:
             train(recipe, folder=tmp_path / "run")
         assert not isinstance(found.value, CannotTrain)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from kronattn.cli import main
 from kronattn.data.joint import joint_training_transform
 from kronattn.models import create_model
-from kronattn.models.files import load_model
+from kronattn.models.files import Description, load_model
+from kronattn.tasks import find_task
 from kronattn.training.mask_data import MaskData
 from kronattn.training.optimisation import build_optimiser, build_schedule
 from kronattn.training.recipe import load_recipe
 from kronattn.training.run import train
-from kronattn.training.segmenter import segmentation_scores
 from tests.data.segmentation_folders import write_folder, write_sbd, write_voc
 
 HEADS = ("aspp", "attn", "kao_kv", "kao_qkv")
@@ -99,7 +99,7 @@ def test_metric_is_plain_counting(seed, classes, ignore, batches):
     truth = generator.integers(0, classes, (batches, 2, 7, 9))
     predicted = np.where(generator.random(truth.shape) < 0.5, truth, generator.integers(0, classes, truth.shape))
     truth[generator.random(truth.shape) < 0.2] = ignore
-    scores = segmentation_scores(classes, ignore)
+    scores = find_task("segmentation").metrics(Description("m", classes=["x"] * classes, ignore_index=ignore))
     for t, p in zip(truth, predicted, strict=True):
         scores.update(torch.from_numpy(p), torch.from_numpy(t))
     found = scores.compute()

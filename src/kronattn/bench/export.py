@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
 from kronattn.export.capture import export_network
 from kronattn.export.runtime import run_onnx
-from kronattn.measure import describe_environment, time_calls
+from kronattn.measure import Call, Comparison, Row, Way, compare
 from kronattn.models.files import Description
 from kronattn.models.registry import create_model
-from kronattn.tables.rendering import Cell, Column, Group, Table, format_significant
+from kronattn.present import Table, format_significant, tabulate
 
-__all__ = ["BASE", "DEFAULT_NETWORKS", "RUNTIMES", "Latency", "bench_export", "latency_table", "to_json"]
+__all__ = ["BASE", "DEFAULT_NETWORKS", "RUNTIMES", "bench_export", "latency_table"]
 
 BASE = "mobilenetv2"
 DEFAULT_NETWORKS = (BASE, "kanet_kv", "kanet_qkv")
 RUNTIMES = ("eager", "compiled", "onnxruntime")
-
-
-@dataclass(frozen=True)
-class Latency:
-    """One network in one runtime: milliseconds a call, over the base in that runtime, and over its own eager call."""
-
-    network: str
-    runtime: str
-    milliseconds: float
-    quartiles: tuple[float, float]
-    over_base: float
-    over_eager: float | None
 
 
 def bench_export(
@@ -41,37 +27,33 @@ def bench_export(
     batch: int = 1,
     size: int = 224,
     seconds: float = 20.0,
-    track: Callable[[Sequence[tuple[str, str]]], Iterable[tuple[str, str]]] = lambda items: items,
-) -> list[Latency]:
-    """Time all networks in all runtimes, in turns within one run.
+    track: Callable[[Sequence[Way]], Iterable[Way]] = iter,
+) -> Comparison:
+    """Time all networks in all runtimes; in each runtime they take turns.
 
     Args:
         networks: names of :func:`kronattn.list_models`; the base of the ratios is added where it is missing.
         runtimes: "eager", "compiled" and "onnxruntime".
         batch, size: of the images.
         seconds: that all turns together should take.
-        track: wraps the loop that captures and compiles, which takes longer than the timing.
+        track: wraps the loop over runtimes; capturing and compiling takes longer than the timing.
     """
-    names = list(dict.fromkeys([BASE, *networks]))
-    images = torch.randn(batch, 3, size, size)
-    calls = {pair: _call(*pair, images) for pair in track([(n, r) for n in names for r in runtimes])}
-    timings = time_calls({f"{n} {r}": call for (n, r), call in calls.items()}, seconds=seconds, most=25)
-    median = {pair: timings[" ".join(pair)].median for pair in calls}
-    return [
-        Latency(
-            network=name,
-            runtime=runtime,
-            milliseconds=median[name, runtime] * 1e3,
-            quartiles=(timings[f"{name} {runtime}"].lower * 1e3, timings[f"{name} {runtime}"].upper * 1e3),
-            over_base=median[name, runtime] / median[BASE, runtime],
-            over_eager=median[name, runtime] / median[name, "eager"] if (name, "eager") in median else None,
-        )
-        for runtime in runtimes
-        for name in names
-    ]
+    return compare(
+        "export",
+        list(dict.fromkeys([BASE, *networks])),
+        [Way({"batch": batch, "size": size}, how=runtime) for runtime in runtimes],
+        _prepare,
+        base=BASE,
+        packages=["onnxruntime"] if "onnxruntime" in runtimes else [],
+        seconds=seconds / len(runtimes),
+        track=track,
+        most=25,
+    )
 
 
-def _call(name: str, runtime: str, images: torch.Tensor) -> Callable[[], Any]:
+def _prepare(name: str, way: Way) -> Call:
+    size = way.case["size"]
+    images = torch.randn(way.case["batch"], 3, size, size)
     torch.manual_seed(0)
     model = create_model(name)
     with torch.no_grad():
@@ -79,56 +61,44 @@ def _call(name: str, runtime: str, images: torch.Tensor) -> Callable[[], Any]:
         for _ in range(6):
             model(torch.randn(4, 3, 64, 64))
     model.eval()
-    if runtime == "onnxruntime":
-        size = images.shape[-1]
+    if way.how == "onnxruntime":
         description = Description(name, {}, resize=size, size=size)
-        exported = export_network(model, description, sizes=[(size, size)])
-        run = run_onnx(exported.content)
-        return lambda: run(images)
-    if runtime == "eager":
-        return lambda: model(images)
+        run = run_onnx(export_network(model, description, sizes=[(size, size)]).content)
+        return Call(lambda: run(images))
+    if way.how == "eager":
+        return Call(lambda: model(images))
     compiled = torch.compile(model)
     with torch.inference_mode():
         compiled(images)  # compiles for what is timed; a first call would count as one that takes a minute
-    return lambda: compiled(images)
+    return Call(lambda: compiled(images))
 
 
-def latency_table(latencies: Sequence[Latency], *, batch: int, size: int) -> Table:
+def latency_table(found: Comparison) -> Table:
     """The latencies for readers: a group for each runtime."""
-    columns = (
-        Column("Network", numeric=False),
-        Column("ms"),
-        Column("quartiles"),
-        Column(f"÷ {BASE}"),
-        Column("÷ eager"),
-    )
-    groups = []
-    for runtime in dict.fromkeys(one.runtime for one in latencies):
-        rows = [
-            [
-                Cell(one.network),
-                Cell(format_significant(one.milliseconds)),
-                Cell("–".join(format_significant(value) for value in one.quartiles)),
-                Cell(f"{one.over_base:.2f}"),
-                Cell("" if one.over_eager is None else f"{one.over_eager:.2f}"),
-            ]
-            for one in latencies
-            if one.runtime == runtime
-        ]
-        groups.append(Group(runtime, rows))
+
+    def over_eager(row: Row) -> str | None:
+        eager = found.find(row.candidate, Way(row.case, how="eager"))
+        return None if eager is None or not eager.time_ms else f"{(row.time_ms or 0) / eager.time_ms:.2f}"
+
+    def over_base(row: Row) -> str | None:
+        share = found.share(row)
+        return None if share is None else f"{share:.2f}"
+
+    def quartiles(row: Row) -> str | None:
+        return None if row.quartiles_ms is None else "–".join(map(format_significant, row.quartiles_ms))
+
+    case = found.rows[0].case
     note = f"Ratios of time within one run: below 1 is faster than {BASE} in the same runtime, or than eager PyTorch."
-    return Table(f"Latency on the CPU, batch {batch}, {size}×{size}, float32", columns, groups, [note])
-
-
-def to_json(latencies: Sequence[Latency], *, batch: int, size: int) -> dict[str, Any]:
-    """The latencies as one JSON object, with what they were measured on."""
-    environment: dict[str, Any] = describe_environment()
-    if any(one.runtime == "onnxruntime" for one in latencies):
-        import onnxruntime
-
-        environment["onnxruntime"] = onnxruntime.__version__
-    return {
-        "rows": [asdict(one) for one in latencies],
-        "settings": {"batch": batch, "size": size},
-        "environment": environment,
-    }
+    return tabulate(
+        f"Latency on the CPU, batch {case['batch']}, {case['size']}×{case['size']}, float32",
+        {
+            "Network": lambda row: row.candidate,
+            "ms": lambda row: format_significant(row.time_ms),
+            "quartiles": quartiles,
+            f"÷ {BASE}": over_base,
+            "÷ eager": over_eager,
+        },
+        found.measured,
+        group=lambda row: row.how,
+        notes=[note, *found.left_out(lambda row: f"{row.candidate}, {row.how}")],
+    )

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from kronattn.data.transforms import ImageSettings
+from kronattn.tasks import find_task
 from kronattn.training.callbacks import EpochSpeed, Speed
-from kronattn.training.data import Track, TrainingData
+from kronattn.training.data import Track, TrainingData, load_data_module
 from kronattn.training.recipe import Recipe
 from kronattn.training.run import train
-from kronattn.training.tasks import TASKS
 
 __all__ = ["bench_loader"]
 
@@ -76,7 +76,7 @@ def bench_loader(recipe: Recipe, *, epochs: int = 4, track: Track = lambda items
     """
     speed = Speed()
     short = replace(recipe, epochs=2 * epochs, iterations=None, validate_every=2 * epochs)
-    by_turns = type("EveryOther", (_EveryOther, TASKS[recipe.task].data), {})
+    by_turns = type("EveryOther", (_EveryOther, load_data_module(find_task(recipe.task))), {})
     with tempfile.TemporaryDirectory() as folder:
         result = train(short, folder=Path(folder) / "run", track=track, callbacks=[speed], data_module=by_turns)
     images = recipe.data.images

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from kronattn.measure import describe_environment, peak_memory, time_calls
-from kronattn.models.registry import CLASSIFIERS, create_model
-from kronattn.tables.rendering import Cell, Column, Group, Table, format_significant
+from kronattn.measure import Call, Comparison, Row, Way, calls, compare, replayed
+from kronattn.measure.processes import OLD, Job, compare_in_processes
+from kronattn.models.registry import CLASSIFIERS
+from kronattn.present import Table, format_significant, tabulate
 
-__all__ = ["BASE", "DEFAULT_NETWORKS", "Settings", "Speed", "bench_networks", "speed_table", "to_json"]
+__all__ = ["BASE", "DEFAULT_NETWORKS", "HOWS", "WORKS", "bench_networks", "check_network", "speed_table"]
 
 # Everything is a ratio to this one, measured in the same run.
 BASE = "torchvision/mobilenet_v2"
@@ -24,176 +24,110 @@ PEERS = (
     "timm/efficientnet_b0",
 )
 DEFAULT_NETWORKS = (BASE, "kanet_kv", "kanet_qkv", "mobilenetv2", "mobilenetv2_kao", "kanet_without_kao", *PEERS)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to run the networks.
-
-    >>> Settings().batch
-    16
-    """
-
-    device: torch.device = torch.device("cpu")  # noqa: RUF009 - a device does not change
-    dtype: torch.dtype = torch.float32
-    batch: int = 16
-    size: int = 224
-    channels_last: bool = False
-    seconds: float = 8.0
-
-
-@dataclass(frozen=True)
-class Speed:
-    """One network in one way of running it: images a second, and bytes at the peak beyond its weights."""
-
-    network: str
-    work: str  # "training" or "inference"
-    how: str  # "eager" or "compiled"
-    images_per_second: float
-    images_per_second_quartiles: tuple[float, float]
-    ratio: float
-    peak_bytes: int
+WORKS = ("inference", "training")
+HOWS = ("eager", "compiled", "graphs")
 
 
 def bench_networks(
     networks: Sequence[str] = DEFAULT_NETWORKS,
-    works: Sequence[str] = ("inference", "training"),
+    works: Sequence[str] = WORKS,
     hows: Sequence[str] = ("eager",),
-    settings: Settings | None = None,
-    track: Callable[[Sequence[tuple[str, str]]], Iterable[tuple[str, str]]] = lambda items: items,
-) -> list[Speed]:
+    *,
+    batch: int = 16,
+    size: int = 224,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    channels_last: bool = False,
+    seconds: float = 8.0,
+    processes: int = 0,
+    rounds: int = 7,
+    against: Path | None = None,
+    track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> Comparison:
     """Measure networks against each other: for each way of running them, they take turns.
 
     Args:
         networks: our names, "torchvision/NAME" or "timm/NAME"; the base of the ratios is added where it is missing.
         works: "inference" and "training" (forward, backward and an SGD step).
-        hows: "eager" and "compiled".
-        settings: device, dtype, batch and size.
+        hows: "eager", "compiled" and, on a GPU, "graphs": the whole step as a CUDA graph.
+        batch, size: of the images.
+        device, dtype, channels_last: of networks and images; half precision is autocast's.
+        seconds: of timing for each way of running.
+        processes: how many compile at a time, where each network has a process of its own; 0: all in this one.
+        rounds: of turns, with processes.
+        against: another source tree, whose networks of the same names take part, in processes of their own.
         track: wraps the loop over ways of running, in a progress bar for instance.
     """
-    settings = settings or Settings()
     names = list(dict.fromkeys([BASE, *networks]))
     for name in names:
-        _check_name(name)
-    speeds = []
-    for work, how in track([(work, how) for how in hows for work in works]):
-        calls = {name: _call(name, work, how, settings) for name in names}
-        timings = time_calls(
-            calls, device=settings.device, seconds=settings.seconds, least=3, most=9, sample_seconds=0.05
-        )
-        memory = {name: peak_memory(call, device=settings.device) for name, call in calls.items()}
-        base = timings[BASE].median
-        speeds += [
-            Speed(
-                network=name,
-                work=work,
-                how=how,
-                images_per_second=settings.batch / timing.median,
-                images_per_second_quartiles=(settings.batch / timing.upper, settings.batch / timing.lower),
-                ratio=base / timing.median,
-                peak_bytes=memory[name],
-            )
-            for name, timing in timings.items()
-        ]
-        del calls
-    return speeds
+        check_network(name)
+    case = {"batch": batch, "size": size}
+    ways = [Way(case, work, how) for how in hows for work in works]
+    settings: dict[str, Any] = {"channels_last": channels_last}
+    fixed: dict[str, Any] = {
+        "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "channels_last": channels_last,
+        **case,
+    }
+
+    def prepare(name: str, way: Way) -> Call:
+        call = calls.network_call(name, way.work, how=way.how, **fixed)
+        with torch.no_grad():
+            return Call(replayed(lambda _: call(), [None]) if way.how == "graphs" else call)
+
+    def job(name: str, way: Way) -> Job:
+        arguments = {"name": name.removesuffix(OLD), "work": way.work, "how": way.how, **fixed}
+        return Job(Path(calls.__file__), "network_call", arguments, against if name.endswith(OLD) else None)
+
+    shared: dict[str, Any] = {"base": BASE, "device": device, "dtype": dtype, "track": track}
+    if against is None and not processes:
+        timing: dict[str, Any] = {"least": 3, "most": 9, "sample_seconds": 0.05}
+        return compare("networks", names, ways, prepare, settings=settings, seconds=seconds, **shared, **timing)
+    if against is not None:
+        names = [one for name in names for one in ([name] if "/" in name else [name, name + OLD])]
+    turn = seconds / rounds / len(names)
+    return compare_in_processes(
+        "networks", names, ways, job, settings=settings, rounds=rounds, seconds=turn, at_once=processes or 4, **shared
+    )
 
 
-def _check_name(name: str) -> None:
+def check_network(name: str) -> None:
+    """Refuse a name that is neither ours nor says whose it is."""
     library, _, model = name.rpartition("/")
     if library not in ("", "torchvision", "timm") or (not library and model not in CLASSIFIERS):
         known = ", ".join([*CLASSIFIERS, "torchvision/NAME", "timm/NAME"])
         raise ValueError(f"unknown network {name!r}: known are {known}")
 
 
-def _build(name: str) -> nn.Module:
-    library, _, model = name.rpartition("/")
-    if not library:
-        return create_model(model)
-    try:
-        if library == "torchvision":
-            import torchvision
-
-            return torchvision.models.get_model(model, weights=None)
-        import timm
-
-        return timm.create_model(model)
-    except ModuleNotFoundError as missing:
-        extra = {"torchvision": "vision", "timm": "timm"}[library]
-        raise ModuleNotFoundError(f"{name} needs {missing.name}: pip install 'kronattn[{extra}]'") from None
-
-
-def _call(name: str, work: str, how: str, settings: Settings) -> Callable[[], Any]:
-    """A function of no arguments that does the work once."""
-    torch.manual_seed(0)
-    layout = torch.channels_last if settings.channels_last else torch.contiguous_format
-    model = _build(name).to(settings.device, memory_format=layout)  # type: ignore[call-overload]
-    shape = (settings.batch, 3, settings.size, settings.size)
-    images = torch.randn(shape, device=settings.device).contiguous(memory_format=layout)
-    labels = torch.randint(1000, (settings.batch,), device=settings.device)
-    device = settings.device.type
-    half = settings.dtype in (torch.float16, torch.bfloat16)
-    run = torch.compile(model) if how == "compiled" else model
-
-    def infer() -> Any:
-        with torch.autocast(device, dtype=settings.dtype, enabled=half):
-            return run(images)
-
-    def train() -> Any:
-        # Timing runs in inference mode, which training has to leave.
-        with torch.inference_mode(False), torch.enable_grad():
-            with torch.autocast(device, dtype=settings.dtype, enabled=half):
-                loss = nn.functional.cross_entropy(run(images), labels)
-            loss.backward()
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-
-    if work == "inference":
-        model.eval()
-        return infer
-    model.train()
-    optimiser = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, weight_decay=4e-5)
-    return train
-
-
-def speed_table(speeds: Sequence[Speed], settings: Settings) -> Table:
+def speed_table(found: Comparison) -> Table:
     """The speeds for readers: a group for each way of running."""
-    columns = (
-        Column("Network", numeric=False),
-        Column("images/s"),
-        Column("quartiles"),
-        Column("ratio"),
-        Column("peak MB"),
-    )
-    groups = []
-    for work, how in dict.fromkeys((speed.work, speed.how) for speed in speeds):
-        rows = [
-            [
-                Cell(speed.network),
-                Cell(format_significant(speed.images_per_second)),
-                Cell("–".join(format_significant(value) for value in speed.images_per_second_quartiles)),
-                Cell(f"{speed.ratio:.2f}×"),
-                Cell(format_significant(speed.peak_bytes / 1e6)),
-            ]
-            for speed in speeds
-            if (speed.work, speed.how) == (work, how)
-        ]
-        groups.append(Group(f"{work}, {how}", rows))
-    layout = "channels_last" if settings.channels_last else "contiguous"
-    size = f"batch {settings.batch}, {settings.size}×{settings.size}, {str(settings.dtype).removeprefix('torch.')}"
-    note = f"Ratio: images a second over those of {BASE} in the same run. Peak: beyond weights and input."
-    return Table(f"Networks, {size}, {layout}", columns, groups, [note])
 
+    def images(row: Row, milliseconds: float) -> str:
+        return format_significant(row.case["batch"] / milliseconds * 1e3)
 
-def to_json(speeds: Sequence[Speed], settings: Settings) -> dict[str, Any]:
-    """The speeds as one JSON object, with what they were measured on."""
-    return {
-        "rows": [asdict(speed) for speed in speeds],
-        "settings": {
-            "batch": settings.batch,
-            "size": settings.size,
-            "channels_last": settings.channels_last,
-            "dtype": str(settings.dtype).removeprefix("torch."),
+    def quartiles(row: Row) -> str | None:
+        return None if row.quartiles_ms is None else "–".join(images(row, ms) for ms in reversed(row.quartiles_ms))
+
+    def ratio(row: Row) -> str | None:
+        over = found.ratio(row)
+        if over is None:
+            return None
+        return f"{over.value:.2f}×" + ("" if over.low is None else f" ({over.low:.2f}–{over.high:.2f})")
+
+    case, settings = found.rows[0].case, found.settings
+    layout = "channels_last" if settings["channels_last"] else "contiguous"
+    note = f"Ratio: images a second over those of {found.base} in the same run. Peak: beyond weights and input."
+    return tabulate(
+        f"Networks, batch {case['batch']}, {case['size']}×{case['size']}, {settings['dtype']}, {layout}",
+        {
+            "Network": lambda row: row.candidate,
+            "images/s": lambda row: images(row, row.time_ms),
+            "quartiles": quartiles,
+            "ratio": ratio,
+            "peak MB": lambda row: None if row.memory_bytes is None else format_significant(row.memory_bytes / 1e6),
         },
-        "environment": describe_environment(settings.device, settings.dtype),
-    }
+        found.measured,
+        group=lambda row: f"{row.work}, {row.how}",
+        notes=[note, *found.left_out(lambda row: f"{row.candidate}, {row.work}, {row.how}")],
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from kronattn.cli import bench, compare, demo, evaluate, explain, export, predict, report, tables, theorem, train
+from kronattn.cli import bench, compare, demo, evaluate, explain, export, predict, report, study, tables, theorem, train
 from kronattn.cli import list as listing
 from kronattn.cli.threads import Busy, take_threads
 from kronattn.version import __version__
@@ -52,6 +52,7 @@ def _options(
 app.command("train", context_settings=train.CONTEXT)(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("compare", context_settings=train.CONTEXT)(compare.compare)
+app.command("study")(study.study)
 app.command("theorem")(theorem.theorem)
 app.command("report")(report.report)
 app.command("predict")(predict.predict)
@@ -109,6 +110,7 @@ _EXTRAS = {
     "plots": ("matplotlib",),
     "timm": ("timm",),
     "train": ("jsonargparse", "lightning", "scipy", "sklearn", "tensorboard", "torchmetrics", "yaml"),
+    "volumes": ("nibabel",),
     "vision": ("PIL", "safetensors", "torchvision"),
 }
 

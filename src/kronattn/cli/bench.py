@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import json as json_module
+import sys
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from kronattn.cli.output import (
-    QUIET_HELP,
-    be_quiet,
-    check_figure,
-    check_writable,
-    console,
-    print_json,
-    progress,
-    write_atomically,
-    write_figure,
+from kronattn.cli.options import (
+    Batch,
+    ChannelsLast,
+    Device,
+    Dtype,
+    Figure,
+    Json,
+    MemoryBudget,
+    Output,
+    Quiet,
+    budget_in_bytes,
+    check_outputs,
+    choices,
+    show,
 )
+from kronattn.cli.output import console, print_json, progress, write_atomically
 from kronattn.cli.train import CONTEXT, overrides_of
 
-__all__ = ["app", "export", "heads", "loader", "networks", "operators"]
+__all__ = ["app", "export", "heads", "insert", "loader", "networks", "operators", "show_files", "training"]
 
 app = typer.Typer(no_args_is_help=True, help="Speed against peers, as ratios within one run.")
+
+measuring = partial(progress, description="Measuring")
 
 
 @app.callback()
@@ -32,127 +41,122 @@ def _bench() -> None: ...
 
 @app.command()
 def networks(
-    models: str = typer.Option("", help="Comma-separated: our names, torchvision/NAME, timm/NAME. Default: all."),
-    device: str = typer.Option("cpu", help="Where to run: auto, cpu, cuda, cuda:1, mps."),
-    dtype: str = typer.Option("float32", help="float32, or bfloat16 and float16 through autocast."),
-    batch: int = typer.Option(16, min=1, help="Images in a batch."),
-    size: int = typer.Option(224, min=32, help="Height and width of the images."),
-    channels_last: bool = typer.Option(False, "--channels-last", help="Keep channels side by side in memory."),
-    work: str = typer.Option("inference,training", help="inference, training, or both."),
-    how: str = typer.Option("eager", help="eager, compiled, or both."),
-    seconds: float = typer.Option(8.0, min=0.01, help="Time to spend on each way of running."),
-    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
-    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
-    output: Path | None = typer.Option(None, "--output", "-o", help="Write the JSON object into this file too."),
+    models: Annotated[str, typer.Option(help="Comma-separated: our names, torchvision/NAME, timm/NAME.")] = "",
+    device: Device = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, or bfloat16 and float16 through autocast.")] = "float32",
+    batch: Batch = 16,
+    size: Annotated[int, typer.Option(min=32, help="Height and width of the images.")] = 224,
+    channels_last: ChannelsLast = False,
+    work: Annotated[str, typer.Option(help="inference, training, or both.")] = "inference,training",
+    how: Annotated[str, typer.Option(help="eager, compiled, graphs (CUDA graphs), or several.")] = "eager",
+    seconds: Annotated[float, typer.Option(min=0.01, help="Time to spend on each way of running.")] = 8.0,
+    processes: Annotated[
+        int,
+        typer.Option(min=0, help="A process for each network, so many of which compile at a time. 0: one."),
+    ] = 0,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each network, where it has a process.")] = 7,
+    against: Annotated[
+        Path | None, typer.Option(help="Another checkout, whose networks take part, each in a process.")
+    ] = None,
+    quiet: Quiet = False,
+    json: Json = False,
+    output: Output = None,
 ) -> None:
-    """Images a second of our networks against torchvision's and timm's.
+    """Images a second of our networks against torchvision's and timm's, or against those of another commit.
 
     Example: kronattn bench networks --batch 1 --work inference --models kanet_kv,kanet_qkv,mobilenetv2
     """
-    from kronattn.bench.networks import (
-        DEFAULT_NETWORKS,
-        Settings,
-        bench_networks,
-        speed_table,
-        to_json,
-    )
+    from kronattn.bench.networks import DEFAULT_NETWORKS, HOWS, WORKS, bench_networks
     from kronattn.measure import resolve_device, resolve_dtype
-    from kronattn.tables.rendering import to_rich
+    from kronattn.measure.processes import source_tree
 
-    works = _choices(work, "--work", ("inference", "training"))
-    hows = _choices(how, "--how", ("eager", "compiled"))
-    if output is not None:
-        check_writable(output)
-    settings = Settings(resolve_device(device), resolve_dtype(dtype), batch, size, channels_last, seconds)
+    works, hows = choices(work, "--work", WORKS), choices(how, "--how", HOWS)
+    check_outputs(output)
+    where = resolve_device(device)
+    if "graphs" in hows and where.type != "cuda":
+        raise ValueError("--how graphs is for CUDA devices: give --device cuda")
     names = [name.strip() for name in models.split(",") if name.strip()] or DEFAULT_NETWORKS
-    speeds = bench_networks(names, works, hows, settings, track=lambda ways: progress(ways, "Measuring"))
-    found = to_json(speeds, settings)
-    if output is not None:
-        write_atomically(output, json_module.dumps(found, indent=2) + "\n")
-    if json:
-        print_json(found)
-        return
-    console.print(to_rich(speed_table(speeds, settings), width=console.width))
-    console.print(", ".join(f"{name} {value}" for name, value in found["environment"].items()), style="dim")
+    found = bench_networks(
+        names,
+        works,
+        hows,
+        batch=batch,
+        size=size,
+        device=where,
+        dtype=resolve_dtype(dtype),
+        channels_last=channels_last,
+        seconds=seconds,
+        processes=processes,
+        rounds=rounds,
+        against=None if against is None else source_tree(against),
+        track=measuring,
+    )
+    show(found, json=json, output=output)
 
 
 @app.command()
 def operators(
-    names: str = typer.Option("", "--operators", help="Comma-separated. Default: all that can run, uncompiled."),
-    shapes: str = typer.Option(
-        "", help="Comma-separated, like 64x64x56x56. Default: eight on a GPU, two small ones elsewhere."
-    ),
-    device: str = typer.Option("auto", help="Where to run: auto, cpu, cuda, cuda:1, mps."),
-    dtype: str = typer.Option(
-        "", help="float32, float16, bfloat16 or float64. Default: bfloat16 on a GPU, else float32."
-    ),
-    contiguous: bool = typer.Option(False, "--contiguous", help="Inputs with positions side by side, not channels."),
-    training: bool = typer.Option(True, help="Measure forward plus backward too."),
-    seconds: float = typer.Option(0.2, min=0.001, help="Time to spend on each measurement."),
-    load: Path | None = typer.Option(None, help="Show an earlier run's JSON file instead of measuring."),
-    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
-    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
-    output: Path | None = typer.Option(None, "--output", "-o", help="Write the JSON object into this file too."),
-    figure: Path | None = typer.Option(None, help="Draw a figure into this file, .png or .svg."),
+    names: Annotated[str, typer.Option("--operators", help="Comma-separated. Default: all uncompiled ones.")] = "",
+    shapes: Annotated[str, typer.Option(help="Like 64x64x56x56, with commas. Default: eight on a GPU, else two.")] = "",
+    device: Device = "auto",
+    dtype: Annotated[str, typer.Option(help="Default: bfloat16 on a GPU, else float32.")] = "",
+    contiguous: Annotated[bool, typer.Option("--contiguous", help="Positions side by side, not channels.")] = False,
+    training: Annotated[bool, typer.Option(help="Measure forward plus backward too.")] = True,
+    seconds: Annotated[float, typer.Option(min=0.001, help="Time to spend on each measurement.")] = 0.2,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs, of which the file holds medians.")] = 1,
+    quiet: Quiet = False,
+    json: Json = False,
+    output: Output = None,
+    figure: Figure = None,
 ) -> None:
     """What attention operators cost beside a copy of their input: ours, fused, axial, criss-cross, efficient.
 
     Example: kronattn bench operators --shapes 64x64x56x56 --output operators.json --figure operators.svg
     """
-    from kronattn.bench.operators import (
-        SHAPES,
-        SMALL_SHAPES,
-        bench_operators,
-        cost_table,
-        draw_costs,
-        from_json,
-        parse_shapes,
-        to_json,
-    )
+    from kronattn.bench.operators import SHAPES, SMALL_SHAPES, bench_operators, parse_shapes
     from kronattn.measure import resolve_device, resolve_dtype
-    from kronattn.tables.rendering import to_rich
 
-    if figure is not None:
-        check_figure(figure, "--figure")
-    if output is not None:
-        check_writable(output)
-    if load is not None:
-        found = json_module.loads(load.read_text())
-        costs = from_json(found)
-    else:
-        on = resolve_device(device)
-        of = resolve_dtype(dtype or ("bfloat16" if on.type == "cuda" else "float32"))
-        costs = bench_operators(
-            [name.strip() for name in names.split(",")] if names else None,
-            parse_shapes(shapes) if shapes else SHAPES if on.type == "cuda" else SMALL_SHAPES,
-            device=on,
-            dtype=of,
-            channels_last=not contiguous,
-            training=training,
-            seconds=seconds,
-            track=lambda pairs: progress(pairs, "Measuring"),
-        )
-        found = to_json(costs, device=on, dtype=of, channels_last=not contiguous)
-    if output is not None:
-        write_atomically(output, json_module.dumps(found, indent=2) + "\n")
-    if figure is not None:
-        write_figure(figure, draw_costs(costs))
-    if json:
-        print_json(found)
-        return
-    console.print(to_rich(cost_table(costs), width=console.width))
-    console.print(", ".join(f"{name} {value}" for name, value in found["environment"].items()), style="dim")
+    check_outputs(output, figure)
+    where = resolve_device(device)
+    found = bench_operators(
+        [name.strip() for name in names.split(",")] if names else None,
+        parse_shapes(shapes) if shapes else SHAPES if where.type == "cuda" else SMALL_SHAPES,
+        device=where,
+        dtype=resolve_dtype(dtype or ("bfloat16" if where.type == "cuda" else "float32")),
+        channels_last=not contiguous,
+        training=training,
+        seconds=seconds,
+        repeats=repeats,
+        track=measuring,
+    )
+    show(found, json=json, output=output, figure=figure)
+
+
+@app.command("show")
+def show_files(
+    files: Annotated[list[Path], typer.Argument(help="What other commands wrote with --output.")],
+    json: Json = False,
+    figure: Figure = None,
+) -> None:
+    """Show what was measured before, as a table and a figure; several files if they are of one machine.
+
+    Example: kronattn bench show results/heads-h200.json --figure heads.svg
+    """
+    from kronattn.measure import read_comparison
+
+    check_outputs(None, figure)
+    show(read_comparison(*files), json=json, figure=figure)
 
 
 @app.command(context_settings=CONTEXT)
 def loader(
     context: typer.Context,
-    config: str = typer.Option(..., help="The recipe: a YAML file, or the name of ours."),
-    data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
-    epochs: int = typer.Option(4, min=2, help="Epochs of each kind; the first is left out."),
-    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
-    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of a line."),
-    output: Path | None = typer.Option(None, "--output", "-o", help="Write the JSON object into this file too."),
+    config: Annotated[str, typer.Option(help="The recipe: a YAML file, or the name of ours.")],
+    data: Annotated[str | None, typer.Option(help="Where the images lie: a folder, a .tar, a pattern.")] = None,
+    epochs: Annotated[int, typer.Option(min=2, help="Epochs of each kind; the first is left out.")] = 4,
+    quiet: Quiet = False,
+    json: Json = False,
+    output: Output = None,
 ) -> None:
     """Whether data holds training back: images a second with a recipe's data, and with one batch again and again.
 
@@ -161,8 +165,7 @@ def loader(
     from kronattn.bench.loader import bench_loader
     from kronattn.training.recipe import load_recipe
 
-    if output is not None:
-        check_writable(output)
+    check_outputs(output)
     recipe = load_recipe(config, [*overrides_of(context.args), *([f"data.path={data}"] if data else [])])
     found = bench_loader(recipe, epochs=epochs, track=progress)
     if output is not None:
@@ -177,110 +180,140 @@ def loader(
 
 @app.command()
 def heads(
-    names: str = typer.Option("", help="Comma-separated: aspp, attn, attn_fused, kao_kv, kao_qkv. Default: all."),
-    sizes: str = typer.Option("321,513,1025", help="Heights and widths of the images, with commas between."),
-    channels: int = typer.Option(2048, min=1, help="Channels of the features: 2048 for ResNet-101 and 50."),
-    stride: int = typer.Option(8, min=1, help="Output stride of the features."),
-    classes: int = typer.Option(21, min=1, help="Classes."),
-    batch: int = typer.Option(1, min=1, help="Images in a batch."),
-    device: str = typer.Option("cpu", help="Where to run: auto, cpu, cuda, cuda:1, mps."),
-    dtype: str = typer.Option("float32", help="float32, float16, bfloat16 or float64."),
-    channels_last: bool = typer.Option(False, "--channels-last", help="Keep channels side by side in memory."),
-    work: str = typer.Option("inference", help="inference, training, or both."),
-    seconds: float = typer.Option(4.0, min=0.01, help="Time to spend on each size and way of running."),
-    memory_budget: float | None = typer.Option(
-        None, help="Gigabytes; heads that need more are left out. By default 4, or half of a GPU's."
-    ),
-    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
-    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
-    output: Path | None = typer.Option(None, "--output", "-o", help="Write the JSON object into this file too."),
-    figure: Path | None = typer.Option(None, help="Draw a figure into this file, .png or .svg."),
+    names: Annotated[str, typer.Option(help="Comma-separated: aspp, attn, attn_fused, kao_kv, kao_qkv.")] = "",
+    sizes: Annotated[str, typer.Option(help="Heights and widths of the images, with commas.")] = "321,513,1025",
+    channels: Annotated[int, typer.Option(min=1, help="Channels of the features: ResNet's 2048.")] = 2048,
+    stride: Annotated[int, typer.Option(min=1, help="Output stride of the features.")] = 8,
+    classes: Annotated[int, typer.Option(min=1, help="Classes.")] = 21,
+    batch: Batch = 1,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    channels_last: ChannelsLast = False,
+    work: Annotated[str, typer.Option(help="inference, training, or both.")] = "inference",
+    seconds: Annotated[float, typer.Option(min=0.01, help="Time to spend on each way of running.")] = 4.0,
+    memory_budget: MemoryBudget = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each head, with --against.")] = 7,
+    against: Annotated[
+        Path | None, typer.Option(help="Another checkout, whose heads take part, each in a process.")
+    ] = None,
+    quiet: Quiet = False,
+    json: Json = False,
+    output: Output = None,
+    figure: Figure = None,
 ) -> None:
     """What segmentation heads cost by themselves, beyond the features: ASPP, regular and Kronecker attention.
 
     Example: kronattn bench heads --device cuda --dtype bfloat16 --channels-last --batch 8 --output heads.json
     """
-    from kronattn.bench.heads import HEADS, WORKS, Case, draw_heads, head_table, measure_heads, parse_sizes, to_json
     from kronattn.measure import resolve_device, resolve_dtype
-    from kronattn.tables.rendering import to_rich
+    from kronattn.measure.processes import source_tree
+    from kronattn.tables.segmentation import HEADS, Case, measure_heads, parse_sizes
+    from kronattn.tables.segmentation.heads import WORKS
 
-    works = _choices(work, "--work", WORKS)
-    chosen = parse_sizes(sizes)
-    if memory_budget is not None and not memory_budget > 0:
-        raise ValueError(f"--memory-budget must be positive, got {memory_budget}")
-    if figure is not None:
-        check_figure(figure, "--figure")
-    if output is not None:
-        check_writable(output)
-    of = resolve_dtype(dtype)
-    costs = measure_heads(
-        [Case(size, batch, channels, stride, classes) for size in chosen],
+    works, budget = choices(work, "--work", WORKS), budget_in_bytes(memory_budget)
+    cases = [Case(size, batch, channels, stride, classes) for size in parse_sizes(sizes)]
+    check_outputs(output, figure)
+    found = measure_heads(
+        cases,
         [name.strip() for name in names.split(",")] if names else tuple(HEADS),
         works=works,
         device=resolve_device(device),
-        dtype=of,
+        dtype=resolve_dtype(dtype),
         channels_last=channels_last,
         with_resize=True,
         seconds=seconds,
-        memory_budget=None if memory_budget is None else int(memory_budget * 1e9),
-        track=lambda cases: progress(cases, "Measuring"),
+        budget=budget,
+        rounds=rounds,
+        against=None if against is None else source_tree(against),
+        track=measuring,
     )
-    found = to_json(costs, dtype=of, channels_last=channels_last, sizes=chosen)
-    if output is not None:
-        write_atomically(output, json_module.dumps(found, indent=2) + "\n")
-    if figure is not None:
-        write_figure(figure, draw_heads(costs.rows))
-    if json:
-        print_json(found)
-        return
-    console.print(to_rich(head_table(costs), width=console.width))
-    console.print(", ".join(f"{name} {value}" for name, value in costs.environment.items()), style="dim")
+    show(found, json=json, output=output, figure=figure)
 
 
 @app.command()
 def export(
-    models: str = typer.Option("", help="Comma-separated names. Default: mobilenetv2, kanet_kv, kanet_qkv."),
-    runtimes: str = typer.Option("eager,compiled,onnxruntime", help="Which of the three."),
-    batch: int = typer.Option(1, min=1, help="Images in a batch."),
-    size: int = typer.Option(224, min=32, help="Height and width of the images."),
-    seconds: float = typer.Option(20.0, min=0.01, help="Time to spend on timing; capturing takes longer."),
-    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
-    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
-    output: Path | None = typer.Option(None, "--output", "-o", help="Write the JSON object into this file too."),
+    models: Annotated[str, typer.Option(help="Comma-separated. Default: mobilenetv2, kanet_kv, kanet_qkv.")] = "",
+    runtimes: Annotated[str, typer.Option(help="Which of the three.")] = "eager,compiled,onnxruntime",
+    batch: Batch = 1,
+    size: Annotated[int, typer.Option(min=32, help="Height and width of the images.")] = 224,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Of timing; capturing takes longer.")] = 20.0,
+    quiet: Quiet = False,
+    json: Json = False,
+    output: Output = None,
 ) -> None:
     """Latency on the CPU of PyTorch eager, torch.compile and onnxruntime, KANet against MobileNetV2.
 
     Example: kronattn bench export --runtimes eager,onnxruntime --output latency.json
     """
-    from kronattn.bench.export import DEFAULT_NETWORKS, RUNTIMES, bench_export, latency_table, to_json
+    from kronattn.bench.export import DEFAULT_NETWORKS, RUNTIMES, bench_export
     from kronattn.export.runtime import require_onnx
     from kronattn.models.registry import MODELS
-    from kronattn.tables.rendering import to_rich
 
-    chosen = _choices(runtimes, "--runtimes", RUNTIMES)
+    chosen = choices(runtimes, "--runtimes", RUNTIMES)
     names = [name.strip() for name in models.split(",") if name.strip()] or list(DEFAULT_NETWORKS)
     for name in names:
         if name not in MODELS:
             raise ValueError(f"unknown network {name!r}: known are {', '.join(MODELS)}")
     if "onnxruntime" in chosen:
         require_onnx()
-    if output is not None:
-        check_writable(output)
-    track = partial(progress, description="Capturing")
-    latencies = bench_export(names, chosen, batch=batch, size=size, seconds=seconds, track=track)
-    found = to_json(latencies, batch=batch, size=size)
-    if output is not None:
-        write_atomically(output, json_module.dumps(found, indent=2) + "\n")
-    if json:
-        print_json(found)
-        return
-    console.print(to_rich(latency_table(latencies, batch=batch, size=size), width=console.width))
-    console.print(", ".join(f"{name} {value}" for name, value in found["environment"].items()), style="dim")
+    check_outputs(output)
+    found = bench_export(names, chosen, batch=batch, size=size, seconds=seconds, track=measuring)
+    show(found, json=json, output=output)
 
 
-def _choices(given: str, option: str, known: tuple[str, ...]) -> list[str]:
-    chosen = [choice.strip() for choice in given.split(",")]
-    for choice in chosen:
-        if choice not in known:
-            raise ValueError(f"{option} must be {' or '.join(known)}, or several with commas, not {choice!r}")
-    return chosen
+@app.command()
+def insert(
+    examples: Annotated[Path, typer.Option(help="The guide's examples, in a checkout.")] = Path("docs/examples"),
+    seconds: Annotated[float, typer.Option(min=0.01, help="Of timing for each example and kind of work.")] = 10.0,
+    quiet: Quiet = False,
+    json: Json = False,
+    output: Output = None,
+) -> None:
+    """What attention adds to other people's networks: the examples of the guide with it and without it, on the CPU.
+
+    Example: kronattn bench insert --output insert.json
+    """
+    from kronattn.bench.insert import bench_insert
+
+    check_outputs(output)
+    show(bench_insert(examples, seconds=seconds, track=measuring), json=json, output=output)
+
+
+@app.command()
+def training(
+    imagenette: Annotated[str, typer.Option(help="Where Imagenette lies: a pattern of .tar files.")] = "",
+    camvid: Annotated[str, typer.Option(help="Where CamVid lies.")] = "",
+    parts: Annotated[
+        str, typer.Option(help="Of whole, compare, camvid, speeds, steps, seeds, before, compare_mps; in this order.")
+    ] = "whole,compare,camvid,speeds,steps,seeds,before",
+    until: Annotated[float, typer.Option(help="Seconds after which no further part begins.")] = 570,
+    epochs: Annotated[int, typer.Option(min=1, help="Of Imagenette's runs.")] = 60,
+    compare_epochs: Annotated[int, typer.Option(min=1, help="Of the comparison's runs.")] = 12,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs of the comparison side by side.")] = 4,
+    settings: Annotated[list[str], typer.Option(help="Of every run, for a trial: accelerator=cpu.")] = [],  # noqa: B006
+    quiet: Quiet = False,
+    json: Json = False,
+    output: Output = None,
+) -> None:
+    """Training on a GPU from start to weights, by the wall clock of whole commands, and where a step's time goes.
+
+    The file is written after every part: a run that is cut short leaves what it has.
+
+    Example: kronattn bench training --imagenette 'imagenette-144-*.tar' --camvid camvid.tar --output training.json
+    """
+    from kronattn.bench.training import Wanted, bench_training, goals
+    from kronattn.cli.options import show_tables
+    from kronattn.present import tabulate
+
+    check_outputs(output)
+    wanted = Wanted(imagenette, camvid, epochs, compare_epochs, jobs, settings)
+    found: dict[str, object] = {}
+    for so_far in bench_training(wanted, parts.split(","), until=until):
+        if not quiet:
+            name, part = list(so_far.items())[-1]
+            typer.echo(f"--- {name}: {json_module.dumps(part, indent=1)[:3000]}", err=True)
+        found = {"command": " ".join(["kronattn", *sys.argv[1:]]), **so_far}
+        if output is not None:
+            write_atomically(output, json_module.dumps(found, indent=1) + "\n")
+    table = tabulate("Training", {"": lambda row: row[0], "found": lambda row: row[1]}, goals(found))
+    show_tables([table], found if json else None)

@@ -46,11 +46,11 @@ def compare(
 
     Example: kronattn compare --config recipes/digits.yaml --models mobilenetv2,kanet_kv --seeds 0-4 epochs=5
     """
-    from kronattn.tables.rendering import to_rich
+    from kronattn.present import to_rich
     from kronattn.tables.training import comparison_table, draw_comparison
+    from kronattn.tasks import find_task
     from kronattn.training.comparison import measure_alone, parse_seeds, plan, run_all, summarise
     from kronattn.training.recipe import load_recipe, recipe_yaml, without_places
-    from kronattn.training.tasks import TASKS
 
     names, layers = ([name.strip() for name in names.split(",") if name.strip()] for names in (models, contexts))
     if alone == 1:
@@ -68,7 +68,7 @@ def compare(
     if baseline not in labels:
         raise ValueError(f"--baseline {baseline} is not among --models {', '.join(labels)}")
 
-    task = TASKS[recipe.task]
+    task = find_task(recipe.task)
 
     def report(one: Any, result: dict[str, Any]) -> None:
         if not quiet:

@@ -70,9 +70,9 @@ def evaluate(
     if json:
         print_json(found)
         return
-    from kronattn.tables.rendering import to_rich
-    from kronattn.tables.training import scores_table
+    from kronattn.present import to_rich
+    from kronattn.tasks import find_task
 
-    console.print(to_rich(scores_table(found), width=console.width))
+    console.print(to_rich(find_task(evaluated.description.task).scores_table(found), width=console.width))
     if found.get("skipped_images"):
         console.print(f"{found['skipped_images']} bad images left out, such as {found['skipped'][0]}", markup=False)

@@ -30,14 +30,13 @@ def explain(
     Example: kronattn explain church.jpg --weights kanet_kv --at 120,80 --output church.html
     """
     from kronattn.data.prepare import prepare_image, require_torchvision, seen_part
-    from kronattn.tables.rendering import require_matplotlib
+    from kronattn.present import require_matplotlib
 
     require_torchvision("explain")
     require_matplotlib("explain")
     from kronattn.data.images import read_image
     from kronattn.explain import (
         choose_layers,
-        describe_prediction,
         draw_layers,
         grid_position,
         look,
@@ -47,7 +46,7 @@ def explain(
     )
     from kronattn.measure import resolve_device
     from kronattn.models.files import load_model
-    from kronattn.predict.tasks import TASKS
+    from kronattn.tasks import find_task
 
     if output.suffix.lower() not in (".png", ".svg", ".html", ".htm"):
         raise ValueError(f"--output must end in .png, .svg or .html, got {output}")
@@ -57,14 +56,15 @@ def explain(
     on = resolve_device(device)
     model, description = load_model(weights)
     # The pass that kronattn predict makes, and what it sees of the image.
-    cut = TASKS[description.task].cut
+    task = find_task(description.task)
+    cut = task.cut
     prepared = prepare_image(picture, description, cut=cut).unsqueeze(0).to(on)
     part = seen_part(picture, description, cut=cut)
     place = place_in_part(place, (part.width / picture.width, part.height / picture.height))
     picture = part
     scores, comparisons = look(model.to(on), prepared)
     chosen = choose_layers(comparisons, layer)
-    predicted = describe_prediction(scores[0].float().cpu(), description.classes, place)
+    predicted = task.describe_prediction(scores[0].float().cpu(), description.classes, place)
     if output.suffix.lower() in (".html", ".htm"):
         lead = f"{description.model} looks at the image from the marked position. {predicted}"
         page = render_explanation(picture, chosen, place, title=f"Where attention looks: {image.name}", lead=lead)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
-from kronattn.cli.output import console, print_json
+from kronattn.cli.options import Json, show_tables
 
 __all__ = ["app", "context", "models", "recipes", "weights"]
 
@@ -23,8 +23,8 @@ def _list() -> None: ...
 
 @app.command()
 def models(
-    task: str | None = typer.Option(None, help="classification or segmentation. Default: both."),
-    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+    task: Annotated[str | None, typer.Option(help="classification, segmentation or volumes. Default: all.")] = None,
+    json: Json = False,
 ) -> None:
     """The networks, what each is for, and whether weights come with it.
 
@@ -33,32 +33,25 @@ def models(
     from kronattn.models.registry import list_models, packaged_names, task_of
 
     packaged = packaged_names()
-    rows: list[dict[str, Any]] = [
-        {"name": name, "task": task_of(name), "weights": name in packaged} for name in list_models(task)
-    ]
-    shown = [(row["name"], row["task"], "with weights" if row["weights"] else "") for row in rows]
-    _show({"models": rows}, ("network", "task", ""), shown, json)
+    rows = [{"name": name, "task": task_of(name), "weights": name in packaged} for name in list_models(task)]
+    told: dict[str, Any] = {"network": "name", "task": "task", "": lambda row: "with weights" if row["weights"] else ""}
+    _show({"models": rows}, told, rows, json)
 
 
 @app.command()
-def recipes(
-    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
-) -> None:
+def recipes(json: Json = False) -> None:
     """The recipes that `kronattn train --config NAME` knows, and what each is for.
 
     Example: kronattn list recipes
     """
     from kronattn.training.recipe import list_recipes
 
-    found = list_recipes()
-    rows = [{"name": name, "about": about} for name, about in found.items()]
-    _show({"recipes": rows}, ("recipe", "about"), list(found.items()), json)
+    rows = [{"name": name, "about": about} for name, about in list_recipes().items()]
+    _show({"recipes": rows}, {"recipe": "name", "about": "about"}, rows, json)
 
 
 @app.command()
-def context(
-    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
-) -> None:
+def context(json: Json = False) -> None:
     """The context layers that networks, heads and `kronattn compare --context NAME` take.
 
     Example: kronattn list context
@@ -66,13 +59,11 @@ def context(
     from kronattn.nn.context_registry import list_contexts
 
     names = list_contexts()
-    _show({"context": names}, ("context layer",), [(name,) for name in names], json)
+    _show({"context": names}, {"context layer": "name"}, [{"name": name} for name in names], json)
 
 
 @app.command()
-def weights(
-    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
-) -> None:
+def weights(json: Json = False) -> None:
     """The trained networks that come with the package, and what they know.
 
     Example: kronattn list weights
@@ -80,23 +71,26 @@ def weights(
     from kronattn.models.files import read_description
     from kronattn.models.registry import packaged_names, packaged_weights
 
-    rows: list[dict[str, Any]] = []
+    rows = []
     for name in packaged_names():
         about = read_description(packaged_weights(name))
         assert about is not None
-        rows.append(
-            {"name": name, "task": about.task, "data": about.data, "size": about.size, "classes": about.classes}
-        )
-    shown = [(row["name"], row["task"], row["data"], str(row["size"]), ", ".join(row["classes"])) for row in rows]
-    _show({"weights": rows}, ("weights", "task", "trained on", "pixels", "classes"), shown, json)
+        rows.append({"name": name, **{key: getattr(about, key) for key in ("task", "data", "size", "classes")}})
+    told = {"weights": "name", "task": "task", "trained on": "data", "pixels": "size"}
+    _show({"weights": rows}, {**told, "classes": lambda row: ", ".join(row["classes"])}, rows, json)
 
 
-def _show(found: dict[str, object], heads: Sequence[str], rows: Sequence[Sequence[str]], json: bool) -> None:
-    if json:
-        print_json(found)
-        return
-    from kronattn.tables.rendering import Cell, Column, Group, Table, to_rich
+def _show(
+    found: dict[str, Any],
+    told: Mapping[str, str | Callable[[Any], str]],
+    rows: Sequence[Mapping[str, Any]],
+    json: bool,
+) -> None:
+    """A column for each heading: a key of the rows, or a function of one."""
+    from kronattn.present import Column, tabulate
 
-    columns = [Column(head, numeric=False) for head in heads]
-    table = Table("", columns, [Group("", [[Cell(text) for text in row] for row in rows])])
-    console.print(to_rich(table, width=console.width))
+    def cell(what: str | Callable[[Any], str]) -> Callable[[Any], str]:
+        return (lambda row: str(row[what])) if isinstance(what, str) else what
+
+    columns = {Column(title, numeric=False): cell(what) for title, what in told.items()}
+    show_tables([tabulate("", columns, rows)], found if json else None)

@@ -73,7 +73,7 @@ def check_writable(path: Path, option: str = "--output") -> Path:
 
 def check_figure(path: Path, option: str = "--output") -> None:
     """Refuse a path that a figure could not be drawn into, and say if what draws it is missing."""
-    from kronattn.tables.rendering import FIGURE_SUFFIXES, require_matplotlib
+    from kronattn.present import FIGURE_SUFFIXES, require_matplotlib
 
     if path.suffix.lower() not in FIGURE_SUFFIXES:
         raise ValueError(f"{option} must end in {' or '.join(FIGURE_SUFFIXES)}, got {path}")
@@ -83,6 +83,6 @@ def check_figure(path: Path, option: str = "--output") -> None:
 
 def write_figure(path: Path, figure: Any) -> None:
     """Write a matplotlib figure in the format that the path's suffix names."""
-    from kronattn.tables.rendering import figure_bytes
+    from kronattn.present import figure_bytes
 
     write_atomically(path, figure_bytes(figure, path.suffix.lower()[1:]))

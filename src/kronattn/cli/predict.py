@@ -50,7 +50,8 @@ def predict(
     from kronattn.measure import resolve_device
     from kronattn.models.files import load_model
     from kronattn.predict import list_images, predict_files, results_csv, results_json, results_table
-    from kronattn.tables.rendering import to_rich
+    from kronattn.present import to_rich
+    from kronattn.tasks import find_task
 
     if output is not None:
         if output.suffix.lower() not in (".csv", ".json"):
@@ -59,8 +60,7 @@ def predict(
     paths = list_images(images)
     on = resolve_device(device)
     model, description = load_model(weights)
-    segments = description.task == "segmentation"
-    if segments:
+    if find_task(description.task).draws:
         for option, folder in (("--overlays", overlays), ("--masks", masks)):
             check_writable(folder / "picture.png", option)
     track = partial(progress, description="Predicting")

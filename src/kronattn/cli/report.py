@@ -29,8 +29,8 @@ def report(
     """
     # Imported here, so that a sub-command loads what it needs and no more.
     from kronattn.measure import describe_environment, resolve_device, resolve_dtype
+    from kronattn.present import require_matplotlib, to_json, to_rich
     from kronattn.report import SECTIONS, Settings, render_page
-    from kronattn.tables.rendering import require_matplotlib, to_rich
 
     if output.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--output must end in .html, got {output}")
@@ -49,7 +49,8 @@ def report(
     passed = {section.name: content.passed for section, content in sections}
     if json:
         highlights = [{"value": one.value, "label": one.label} for _, content in sections for one in content.highlights]
-        print_json({"output": str(output), "passed": passed, "highlights": highlights})
+        tables = [to_json(table) for _, content in sections for table in content.tables]
+        print_json({"output": str(output), "passed": passed, "highlights": highlights, "tables": tables})
     else:
         console.print(f"Report: {output}", highlight=False, markup=False, soft_wrap=True)
     if not all(passed.values()):

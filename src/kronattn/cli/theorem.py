@@ -35,7 +35,7 @@ def theorem(
     """
     # Imported here, so that a sub-command loads what it needs and no more.
     from kronattn.distributions import check_theorem, draw_samples, draw_theorem, random_setting
-    from kronattn.tables.rendering import to_rich
+    from kronattn.present import to_rich
     from kronattn.tables.theorem import theorem_table, to_json
 
     if output is not None:

@@ -50,12 +50,12 @@ def train(
 
     Example: kronattn train --config recipes/digits.yaml --model kanet_qkv --seed 1 epochs=5 optimiser.lr=0.05
     """
+    from kronattn.tasks import find_task
     from kronattn.training.interruption import Interrupted
     from kronattn.training.precompile import precompiling
     from kronattn.training.recipe import load_recipe
     from kronattn.training.run import run_folder
     from kronattn.training.run import train as run
-    from kronattn.training.tasks import TASKS
 
     changes = overrides_of(context.args)
     named: dict[str, object] = {
@@ -89,7 +89,7 @@ def train(
     if json:
         print_json({**result, "folder": str(folder)})
         return
-    task = TASKS[recipe.task]
+    task = find_task(recipe.task)
     reached = f"{task.label} {100 * result[task.score]:.2f}% after the last of {result['epochs']} epochs"
     lines = [f"{result['model']} on {result['data']}, seed {result['seed']}: {reached}"]
     if result.get("best_epoch", result["epochs"]) != result["epochs"]:

@@ -162,13 +162,13 @@ class Colours(Protocol):
     """The part of the settings that says what the colours are like."""
 
     @property
-    def mean(self) -> tuple[float, float, float]: ...
+    def mean(self) -> tuple[float, ...]: ...
     @property
-    def std(self) -> tuple[float, float, float]: ...
+    def std(self) -> tuple[float, ...]: ...
 
 
 def normalise(images: Tensor, settings: Colours) -> Tensor:
-    """(N, 3, H, W) of values from 0 to 255 to float32 of about zero mean and unit variance."""
+    """(N, C, H, W) of values from 0 to 255 to float32 of about zero mean and unit variance."""
     mean, std = (_colour(tuple(values), images.device) for values in (settings.mean, settings.std))
     return (images.float() - mean) / std
 

@@ -193,6 +193,22 @@ def _imagenette(path: str, split: str) -> ImageFiles:
     return replace(found, classes=[words.get(name, name) for name in found.classes])
 
 
+_HELD_OUT_FOR_CHOICES = 10
+
+
+def _imagenette_held_out(path: str, split: str) -> ImageFiles:
+    """Imagenette for studies: a tenth of its training images, always the same, validates; its own "val" is the test."""
+    if split == "test":
+        return _imagenette(path, "val")
+    found = _imagenette(path, "train")
+    order = sorted(
+        range(len(found)), key=lambda at: hashlib.sha256(Path(found.entries[at].name).name.encode()).digest()
+    )
+    held_out = set(order[: len(order) // _HELD_OUT_FOR_CHOICES])
+    kept = [at for at in range(len(found)) if (at in held_out) == (split == "val")]
+    return replace(found, labels=[found.labels[at] for at in kept], entries=[found.entries[at] for at in kept])
+
+
 def _listed(classes: Sequence[str], samples: Sequence[tuple[str, int]]) -> ImageFiles:
     entries = [Entry(Path(file).name, Path(file)) for file, _ in samples]
     return ImageFiles(classes, [label for _, label in samples], entries)
@@ -229,6 +245,7 @@ DATASETS: dict[str, Callable[[str, str], LabelledImages]] = {
     "folder": _folder,
     "imagenet": _imagenet,
     "imagenette": _imagenette,
+    "imagenette_held_out": _imagenette_held_out,
     "cifar10": _cifar(10),
     "cifar100": _cifar(100),
     "digits": _digits,

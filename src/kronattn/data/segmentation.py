@@ -23,7 +23,7 @@ from kronattn.data.mask_classes import classes_from_masks, classes_text
 from kronattn.data.masks import Colour, Labels, decode_mask, voc_palette
 from kronattn.names import near_names
 
-__all__ = ["CAMVID", "DATASETS", "VOC", "SegmentedImages", "load_segmentation"]
+__all__ = ["CAMVID", "DATASETS", "FACADE", "VOC", "SegmentedImages", "load_segmentation"]
 
 _VOC_CLASSES = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -46,6 +46,9 @@ _CAMVID_COLOURS: dict[str, Colour] = {
     "bicyclist": (0, 128, 192),
 }
 CAMVID = Labels(tuple(_CAMVID_COLOURS), 11, tuple(_CAMVID_COLOURS.values()), ignore_colour=(0, 0, 0))
+
+# House fronts: in this order in the masks' palettes.
+FACADE = Labels(("others", "facade", "pillar", "window", "balcony"))
 
 _CLASSES_FILE = "classes.txt"
 _COLOURED_LINE = re.compile(r"(.+?)[\s,]+(\d{1,3})[\s,]+(\d{1,3})[\s,]+(\d{1,3})")
@@ -87,7 +90,7 @@ def load_segmentation(
 
     Args:
         name: one of ``DATASETS``: "voc" (1,464 / 1,449 images), "voc_aug" (10,582 / 1,449: with SBD's annotations, or
-            the folder SegmentationClassAug), "sbd", "camvid", or "folder".
+            the folder SegmentationClassAug), "sbd", "camvid", "facade" (house fronts, 5 classes), or "folder".
         path: a folder, a tar archive, or several with commas (VOC and SBD, for instance).
         split: "train" or "val", or another that the dataset has.
         classes: for "folder": the names, or how many there are. By default the file ``classes.txt`` among the images'
@@ -200,6 +203,11 @@ def _camvid(files: Files, split: str, path: str) -> SegmentedImages:
     return _folder(files, split, path, CAMVID)
 
 
+def _facade(files: Files, split: str, path: str) -> SegmentedImages:
+    """Folders ``images`` and ``masks`` for each split."""
+    return _folder(files, split, path, FACADE)
+
+
 def _voc(files: Files, split: str, path: str) -> SegmentedImages:
     """VOC's own annotations, as torchvision's ``VOCSegmentation`` has them on disk."""
     root = _voc_root(files, path)
@@ -291,5 +299,6 @@ DATASETS: dict[str, Callable[..., SegmentedImages]] = {
     "voc_aug": _voc_aug,
     "sbd": _sbd,
     "camvid": _camvid,
+    "facade": _facade,
     "folder": _folder,
 }

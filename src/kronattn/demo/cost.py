@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from kronattn.measure import Row
+from kronattn.present import format_significant, tabulate, to_html
 from kronattn.tables.operators import OPERATORS, Case, measure_operators
-from kronattn.tables.rendering import Cell, Column, Group, Table, format_significant, to_html
 
 __all__ = ["cost_html"]
 
@@ -22,18 +25,24 @@ def cost_html(size: int, channels: int, seconds: float = _SECONDS) -> str:
     """
     # A small case first: its time tells whether an operator would take too long on the large one.
     cases = [Case((side, side), batch=1, channels=channels) for side in sorted({min(16, size), size})]
-    measured = measure_operators(cases, seconds=seconds, memory_budget=_MEMORY, longest_call=_LONGEST_CALL)
-    rows = {row.operator: row for row in measured.rows if row.case == cases[-1]}
-    reasons = {one.operator: one.reason for one in measured.left_out if one.case == cases[-1]}
-    cells = []
-    for name, operator in OPERATORS.items():
-        if name in rows:
-            row = rows[name]
-            speed = "" if row.speedup is None else f"{format_significant(row.speedup)}×"
-            memory, time = format_significant(row.memory_bytes / 1e6), format_significant(row.time_ms)
-            cells.append([Cell(operator.label), Cell(f"{row.madd:,}"), Cell(memory), Cell(time), Cell(speed)])
-        else:
-            cells.append([Cell(f"{operator.label}: {reasons[name]}"), *[Cell("") for _ in range(4)]])
-    heads = [Column("operator", numeric=False), *(Column(title) for title in ("MAdd", "MB", "ms", "over regular"))]
-    title = f"One map of {size}×{size} positions, {channels} channels, on this computer"
-    return to_html(Table(title, heads, [Group("", cells)]))
+    found = measure_operators(cases, seconds=seconds, budget=_MEMORY, longest_call=_LONGEST_CALL)
+
+    def over_regular(row: Row) -> str:
+        ratio = found.ratio(row)
+        return "" if ratio is None else f"{format_significant(ratio.value)}×"
+
+    def figure(value: Callable[[Row], str]) -> Callable[[Row], str]:
+        return lambda row: "" if row.failed else value(row)
+
+    table = tabulate(
+        f"One map of {size}×{size} positions, {channels} channels, on this computer",
+        {
+            "operator": lambda row: OPERATORS[row.candidate].label + (f": {row.failed}" if row.failed else ""),
+            "MAdd": figure(lambda row: f"{row.madd:,}"),
+            "MB": figure(lambda row: format_significant((row.memory_bytes or 0) / 1e6)),
+            "ms": figure(lambda row: format_significant(row.time_ms or 0)),
+            "over regular": figure(over_regular),
+        },
+        [row for row in found.rows if row.case == cases[-1].to_dict()],
+    )
+    return to_html(table)

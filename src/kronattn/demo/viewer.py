@@ -16,7 +16,7 @@ from kronattn.explain.operators import LABELS, Comparison, look
 from kronattn.explain.place import grid_position
 from kronattn.explain.view import draw_view
 from kronattn.nn.grid_attention import GridAttention
-from kronattn.predict.tasks import TASKS
+from kronattn.tasks import find_task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,7 +64,7 @@ class Viewer:
         image = read_image(path)
         if max(image.size) > MAX_SIDE:
             raise BadImage(f"the image is {image.width}×{image.height}: at most {MAX_SIDE} on a side, please")
-        task = TASKS[self.description.task]
+        task = find_task(self.description.task)
         with self._one_at_a_time, torch.inference_mode():
             output, comparisons = look(self.model, prepare_image(image, self.description, cut=task.cut)[None])
         shown = seen_part(image, self.description, cut=task.cut)

@@ -4,14 +4,12 @@ from kronattn.explain.figure import draw_layer, draw_layers
 from kronattn.explain.operators import MODES, Comparison, compare_operators, look
 from kronattn.explain.page import render_explanation
 from kronattn.explain.place import choose_layers, grid_position, parse_place, place_in_part
-from kronattn.explain.prediction import describe_prediction
 
 __all__ = [
     "MODES",
     "Comparison",
     "choose_layers",
     "compare_operators",
-    "describe_prediction",
     "draw_layer",
     "draw_layers",
     "grid_position",

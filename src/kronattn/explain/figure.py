@@ -12,7 +12,7 @@ from kronattn.explain.operators import LABELS, MODES, Comparison
 from kronattn.explain.place import grid_position
 from kronattn.explain.shares import drawn_shares
 from kronattn.explain.view import COLOURS
-from kronattn.tables.rendering import require_matplotlib
+from kronattn.present import require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

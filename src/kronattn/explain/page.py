@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kronattn.explain.figure import draw_layer
 from kronattn.explain.operators import MODES, Comparison
-from kronattn.tables.rendering import figure_bytes
+from kronattn.present import figure_bytes
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -21,9 +23,11 @@ _DTYPES = {
 
 
 def describe_environment(
-    device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+    device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, packages: Sequence[str] = ()
 ) -> dict[str, str | int]:
     """Return the hardware and the versions that a measurement depends on: no names of hosts, no paths.
+
+    ``packages`` are those whose versions matter beside torch's; on a GPU Triton's does.
 
     Example:
         >>> sorted(describe_environment())
@@ -38,6 +42,7 @@ def describe_environment(
         "threads": torch.get_num_threads(),
         "dtype": str(dtype).removeprefix("torch."),
         "date": datetime.now(UTC).date().isoformat(),
+        **{name: version(name) for name in (*packages, *(["triton"] if device.type == "cuda" else []))},
     }
 
 

@@ -1,4 +1,4 @@
-"""Multiply-adds (MAdd), read off what is executed: the one counter of the whole library."""
+"""Multiply-adds (MAdd), read off what is executed, and parameters: the counters of the whole library."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from kronattn.ops.compat import tree_map
+from kronattn.nn.coefficient_norm import CoefficientNorm
+from kronattn.ops.compat import is_batch_norm, tree_map
 
-__all__ = ["count_madd"]
+__all__ = ["count_madd", "count_parameters"]
 
 
 def count_madd(call: Callable[..., Any], *inputs: Any, **options: Any) -> int:
@@ -44,6 +45,19 @@ def count_madd(call: Callable[..., Any], *inputs: Any, **options: Any) -> int:
         # No shapes-only form: it reads values, uses an operation without one, or holds tensors of its own.
         # Whatever else was wrong with the call is raised again here.
         return _count(_copied(call), inputs, options)
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """The number of a model's parameters: all, and those that do not belong to a batch norm.
+
+    Example:
+        >>> count_parameters(nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)))
+        (48, 32)
+    """
+    norms = (m for m in model.modules() if is_batch_norm(m) or isinstance(m, CoefficientNorm))
+    in_norms = sum(parameter.numel() for norm in norms for parameter in norm.parameters(recurse=False))
+    everything = sum(parameter.numel() for parameter in model.parameters())
+    return everything, everything - in_norms
 
 
 def _count(call: Callable[..., Any], inputs: tuple[Any, ...], options: dict[str, Any]) -> int:

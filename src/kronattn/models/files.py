@@ -7,8 +7,7 @@ training run hold the same description, so that either serves wherever a trained
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from kronattn.atomic import replacing
 from kronattn.extras import require_library
 from kronattn.models.registry import MODELS, create_model, packaged_names, packaged_weights
-from kronattn.models.weights import load_weights, unpack
+from kronattn.models.weights import load_weights, open_safetensors, read_file
 from kronattn.names import near_names
 
 __all__ = [
@@ -26,6 +25,7 @@ __all__ = [
     "DESCRIPTION_KEY",
     "Description",
     "build_model",
+    "find_weights",
     "load_model",
     "read_description",
     "read_weights",
@@ -48,7 +48,8 @@ class Description:
     centre of ``size`` × ``size`` taken, and normalised with ``mean`` and ``std`` (of values from 0 to 1); with
     ``keep_aspect`` it is the square in its middle that is scaled.
     ``data`` is the kind of dataset that it was trained on. Segmenters take images of any size; their ``ignore_index``
-    is the label of pixels that do not count, and ``palette`` has a colour for each class.
+    is the label of pixels that do not count, and ``palette`` has a colour for each class. ``shape`` is a sample's, with
+    its channels, where that is no square image; ``fold`` the one that was kept for the test, where there are folds.
 
     Example:
         >>> Description("kanet_kv", {"num_classes": 2}, ["cat", "dog"]).size
@@ -67,6 +68,8 @@ class Description:
     keep_aspect: bool = False
     ignore_index: int = 255
     palette: list[list[int]] = field(default_factory=list)
+    shape: list[int] = field(default_factory=list)
+    fold: int | None = None
 
     def some_classes(self, most: int = 20) -> str:
         """The classes by name, as many as a reader may want to see.
@@ -98,15 +101,13 @@ def _is_whole(value: Any, least: int, most: int) -> bool:
 
 
 def _are_numbers(values: Any, least: float) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) == 3
-        and all(isinstance(value, int | float) and least <= value <= 1e6 for value in values)
+    return isinstance(values, list | tuple) and all(
+        isinstance(value, int | float) and least <= value <= 1e6 for value in values
     )
 
 
 def _is_colour(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(_is_whole(part, 0, 255) for part in value)
+    return isinstance(value, list | tuple) and len(value) == 3 and all(_is_whole(part, 0, 255) for part in value)
 
 
 _SIDE = (lambda value: _is_whole(value, 1, 2**14), "a number of pixels")
@@ -121,15 +122,20 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
         "a list of names",
     ),
-    "mean": (lambda value: _are_numbers(value, -1e6), "three numbers"),
-    "std": (lambda value: _are_numbers(value, 1e-6), "three positive numbers"),
+    "mean": (lambda value: _are_numbers(value, -1e6), "numbers, one for each channel"),
+    "std": (lambda value: _are_numbers(value, 1e-6), "positive numbers, one for each channel"),
     "resize": _SIDE,
     "size": _SIDE,
-    "task": (lambda value: value in ("classification", "segmentation"), "classification or segmentation"),
+    "task": (lambda value: isinstance(value, str), "a name"),
     "data": (lambda value: isinstance(value, str), "a name"),
     "keep_aspect": (lambda value: isinstance(value, bool), "true or false"),
     "ignore_index": (lambda value: _is_whole(value, -(2**31), 2**31), "a label"),
     "palette": (lambda value: isinstance(value, list) and all(map(_is_colour, value)), "a list of colours"),
+    "shape": (
+        lambda value: isinstance(value, list | tuple) and all(_is_whole(size, 1, 2**14) for size in value),
+        "a list of sizes",
+    ),
+    "fold": (lambda value: value is None or _is_whole(value, 0, 1000), "a number or nothing"),
 }
 # Options that would have weights read from elsewhere than the file that names them.
 _FROM_ELSEWHERE = (
@@ -177,12 +183,7 @@ def load_model(source: str | Path) -> tuple[nn.Module, Description]:
         ...
         FileNotFoundError: there is no file nowhere.safetensors
     """
-    path = packaged_weights(str(source)) if str(source) in MODELS else Path(source)
-    if not path.exists() and path.suffix not in CHECKPOINT_SUFFIXES:
-        near = near_names(str(source), packaged_names())
-        raise FileNotFoundError(f"{source} is neither a file nor a network that comes with weights: {near}")
-    if (path / RUN_WEIGHTS).exists():
-        path = path / RUN_WEIGHTS
+    path = find_weights(source)
     state, description = read_weights(path)
     if description is None:
         raise ValueError(f"{path} does not say which network it belongs to: it was not written by kronattn")
@@ -191,6 +192,20 @@ def load_model(source: str | Path) -> tuple[nn.Module, Description]:
         model, {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     )
     return model.eval(), description
+
+
+def find_weights(source: str | Path) -> Path:
+    """The file of weights that is meant: a file, a run's folder, or the name of a network that comes with weights.
+
+    Example:
+        >>> find_weights("kanet_kv").name
+        'kanet_kv.safetensors'
+    """
+    path = packaged_weights(str(source)) if str(source) in MODELS else Path(source)
+    if not path.exists() and path.suffix not in CHECKPOINT_SUFFIXES:
+        near = near_names(str(source), packaged_names())
+        raise FileNotFoundError(f"{source} is neither a file nor a network that comes with weights: {near}")
+    return path / RUN_WEIGHTS if (path / RUN_WEIGHTS).exists() else path
 
 
 def _described(description: Description, path: Path) -> nn.Module:
@@ -218,19 +233,10 @@ def build_model(name: str, options: Mapping[str, Any]) -> nn.Module:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], Description | None]:
-    """The tensors of a safetensors file or of a checkpoint's network, and the description where there is one.
-
-    Files that hold anything but tensors and plain values are refused: nothing in them is ever executed.
-    """
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; give a .safetensors or .ckpt file")
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path)
-    state = unpack(path)
-    described = state.get(DESCRIPTION_KEY)
-    tensors = state.get("state_dict", state)
+    """The tensors of a safetensors file or of a checkpoint's network, and the description where there is one."""
+    content, metadata = read_file(path)
+    described = metadata.get(DESCRIPTION_KEY, content.get(DESCRIPTION_KEY))
+    tensors = content.get("state_dict", content)
     if isinstance(tensors, Mapping) and any(str(name).startswith(_NETWORK) for name in tensors):
         tensors = {name.removeprefix(_NETWORK): t for name, t in tensors.items() if str(name).startswith(_NETWORK)}
     if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
@@ -240,7 +246,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], Description | None]:
 
 def read_description(path: Path) -> Description | None:
     """What a safetensors file says of its weights, which are not read."""
-    with _opened(path) as file:
+    with open_safetensors(path) as file:
         described = (file.metadata() or {}).get(DESCRIPTION_KEY)
     return _read_description(described, path) if described else None
 
@@ -250,19 +256,3 @@ def _read_description(found: Any, path: Path) -> Description:
         return Description.from_dict(json.loads(found) if isinstance(found, str) else found)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Description | None]:
-    with _opened(path) as file:
-        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return state, read_description(path)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    library = require_library("safetensors", "a file of weights", extra="vision")
-    try:
-        with library.safe_open(path, framework="pt") as file:
-            yield file
-    except library.SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file, or a broken one ({error})") from None

@@ -11,6 +11,7 @@ from torch import nn
 
 from kronattn.models.deeplab import SEGMENTERS
 from kronattn.models.kanet import VARIANTS, KANet
+from kronattn.models.unet import UNET_VOLUMES, UNETS
 from kronattn.models.weights import adapt_first_convolution
 from kronattn.names import near_names
 
@@ -18,7 +19,6 @@ __all__ = [
     "CLASSIFIERS",
     "MODELS",
     "PACKAGED_TAG",
-    "TASKS",
     "create_model",
     "list_models",
     "packaged_names",
@@ -27,8 +27,10 @@ __all__ = [
 ]
 
 CLASSIFIERS: dict[str, Callable[..., nn.Module]] = {name: partial(KANet, name) for name in VARIANTS}
-TASKS = {"classification": CLASSIFIERS, "segmentation": SEGMENTERS}
-MODELS: dict[str, Callable[..., nn.Module]] = {name: build for task in TASKS.values() for name, build in task.items()}
+_BY_TASK = {"classification": CLASSIFIERS, "segmentation": {**SEGMENTERS, **UNETS}, "volumes": UNET_VOLUMES}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    name: build for networks in _BY_TASK.values() for name, build in networks.items()
+}
 
 _WEIGHTS = Path(__file__).parent.parent / "weights"
 # What the packaged weights were trained on, which is their tag in timm.
@@ -43,28 +45,30 @@ _TIMM_OPTIONS = ("features_only", "out_indices", "feature_cls")
 
 
 def list_models(task: str | None = None) -> list[str]:
-    """The names that :func:`create_model` knows: all, or those for "classification" or "segmentation".
+    """The names that :func:`create_model` knows: all, or those for "classification", "segmentation" or
+    "volumes".
 
     Example:
         >>> "kanet_kv" in list_models()
         True
         >>> list_models("segmentation")
-        ['deeplabv2_aspp', 'deeplabv2_attn', 'deeplabv2_kao_kv', 'deeplabv2_kao_qkv']
+        ['deeplabv2_aspp', 'deeplabv2_attn', 'deeplabv2_kao_kv', 'deeplabv2_kao_qkv', 'unet']
     """
-    if task is not None and task not in TASKS:
-        raise ValueError(f"task must be {' or '.join(TASKS)}, not {task!r}")
-    return list(MODELS if task is None else TASKS[task])
+    if task is not None and task not in _BY_TASK:
+        raise ValueError(f"task must be {', '.join(_BY_TASK)}, not {task!r}")
+    return list(MODELS if task is None else _BY_TASK[task])
 
 
 def task_of(name: str) -> str:
-    """What a network is for: (N, C, H, W) to (N, K) in "classification", to (N, K, H, W) in "segmentation".
+    """What a network is for: (N, C, H, W) to (N, K) in "classification", to (N, K, H, W) in "segmentation"; "volumes"
+    are segmentation with three axes.
 
     Example:
         >>> task_of("deeplabv2_kao_kv")
         'segmentation'
     """
     _check_name(name)
-    return next(task for task, builders in TASKS.items() if name in builders)
+    return next(task for task, builders in _BY_TASK.items() if name in builders)
 
 
 def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
@@ -86,8 +90,8 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
     """
     _check_name(name)
     if any(option in options for option in _TIMM_OPTIONS):
-        if name in SEGMENTERS:
-            raise ValueError(f"{name} has no features_only: its features are those of its backbone")
+        if name not in CLASSIFIERS:
+            raise ValueError(f"{name} has no features_only: that is for classifiers")
         if pretrained:
             packaged_weights(name)  # which says what there is
             options["pretrained_cfg"] = PACKAGED_TAG

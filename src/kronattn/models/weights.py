@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Transfer", "adapt_first_convolution", "load_mobilenetv2_weights", "load_weights", "unpack"]
+from kronattn.extras import require_library
+
+__all__ = [
+    "Transfer",
+    "adapt_first_convolution",
+    "load_mobilenetv2_weights",
+    "load_weights",
+    "open_safetensors",
+    "read_file",
+    "unpack",
+]
 
 
 def unpack(path: Path) -> dict[str, Any]:
@@ -26,6 +37,39 @@ def unpack(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds a {type(found).__name__} where a dictionary of tensors was expected")
     return found
+
+
+def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The one place where files of weights are read: what a .safetensors file or PyTorch's holds, and its metadata.
+
+    Nothing but tensors and plain values is read: code inside a pickle is never run.
+
+    Example:
+        >>> read_file("no/such/file.pth")
+        Traceback (most recent call last):
+        ...
+        FileNotFoundError: there is no file no/such/file.pth
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, not a file of weights; give a .safetensors or .ckpt file")
+    if path.suffix.lower() != ".safetensors":
+        return unpack(path), {}
+    with open_safetensors(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+@contextmanager
+def open_safetensors(path: Path) -> Iterator[Any]:
+    """The file as the safetensors library opens it, for those who want a part of it; a broken one is one line."""
+    library = require_library("safetensors", f"reading {path.name}", extra="vision")
+    try:
+        with library.safe_open(path, framework="pt") as file:
+            yield file
+    except library.SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file, or a broken one ({error})") from None
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:

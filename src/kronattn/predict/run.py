@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kronattn.data.images import read_image
 from kronattn.data.prepare import prepare_image
-from kronattn.predict.tasks import TASKS, Finding
+from kronattn.tasks import Finding, find_task
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -61,9 +61,7 @@ def predict_files(
         device: where it runs.
         track: wraps the loop over batches, in a progress bar for instance.
     """
-    if description.task not in TASKS:
-        raise ValueError(f"{description.model} is for {description.task}, which is none of {', '.join(TASKS)}")
-    task = TASKS[description.task]
+    task = find_task(description.task)
     model = model.to(device).eval()
     batches = [paths[start : start + batch] for start in range(0, len(paths), batch)]
     with ThreadPoolExecutor(_READERS) as readers:

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kronattn.predict.legend import colours_of
 from kronattn.predict.run import Result
-from kronattn.tables.rendering import Cell, Column, Group, Table
+from kronattn.present import Cell, Column, Group, Table
+from kronattn.present.legend import colours_of
+from kronattn.tasks import find_task
 
 if TYPE_CHECKING:
     from kronattn.models.files import Description
@@ -20,7 +21,7 @@ __all__ = ["results_csv", "results_json", "results_table"]
 
 def results_table(results: Sequence[Result], description: Description) -> Table:
     """One row for each image."""
-    share = "probability" if description.task == "classification" else "part of the area"
+    share = find_task(description.task).share
     columns = (Column("image", numeric=False), Column(f"classes, with their {share}", numeric=False))
     rows = [[Cell(str(one.path)), _cell(one)] for one in results]
     return Table(f"{description.model}, {description.task}", columns, [Group("", rows)])

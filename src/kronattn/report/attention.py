@@ -21,8 +21,9 @@ def build(settings: Settings) -> Content:
     from kronattn.data.images import read_image
     from kronattn.data.photographs import CREDITS, photographs
     from kronattn.data.prepare import prepare_image, seen_part
-    from kronattn.explain import choose_layers, describe_prediction, draw_layers, look
+    from kronattn.explain import choose_layers, draw_layers, look
     from kronattn.models.files import load_model
+    from kronattn.tasks import find_task
 
     found = photographs()
     if not found:
@@ -32,7 +33,7 @@ def build(settings: Settings) -> Content:
     image = read_image(photograph)
     images = prepare_image(image, description).unsqueeze(0).to(settings.device)
     scores, comparisons = look(model.to(settings.device), images)
-    predicted = describe_prediction(scores[0].float().cpu(), description.classes, _PLACE)
+    predicted = find_task(description.task).describe_prediction(scores[0].float().cpu(), description.classes, _PLACE)
     layers = choose_layers(comparisons, "0" if settings.quick else "0,4")
     drawing = Drawing(
         draw_layers(seen_part(image, description), layers, _PLACE),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from kronattn.measure import Comparison
+from kronattn.present import format_ratio
 from kronattn.report.section import Content, Drawing, Highlight, Settings
 from kronattn.tables.operators import (
     CASES,
     OPERATORS,
     QUICK_CASES,
-    Measurement,
+    Case,
     draw_operators,
     measure_operators,
     operator_tables,
 )
-from kronattn.tables.rendering import format_ratio
 
 __all__ = ["build"]
 
@@ -26,7 +27,7 @@ _INTRODUCTION = (
 
 def build(settings: Settings) -> Content:
     """Measure the operators and return tables, the figure and the headline speed-ups."""
-    measured = measure_operators(
+    found = measure_operators(
         QUICK_CASES if settings.quick else CASES,
         device=settings.device,
         dtype=settings.dtype,
@@ -34,25 +35,25 @@ def build(settings: Settings) -> Content:
         track=lambda cases: settings.track(cases, "Measuring operators"),
     )
     drawing = Drawing(
-        draw_operators(measured.rows),
+        draw_operators(found),
         "Cost against the number of positions, both on logarithmic scales. Lines join square grids, hollow marks "
         "are grids of other shapes (three axes), crosses are the values printed in the paper.",
         "Time, memory and multiply-adds of the operators against the number of positions: regular attention "
         "grows with the square of it, Kronecker attention more slowly.",
     )
-    return Content(_INTRODUCTION, operator_tables(measured), [drawing], _highlights(measured))
+    return Content(_INTRODUCTION, operator_tables(found), [drawing], _highlights(found))
 
 
-def _highlights(measured: Measurement) -> list[Highlight]:
+def _highlights(found: Comparison) -> list[Highlight]:
     """The Kronecker operators' speed-ups at the largest size that regular attention was run on."""
-    compared = [row for row in measured.rows if row.speedup is not None]
-    largest = max((row.case for row in compared), key=lambda case: case.positions, default=None)
-    return [
-        Highlight(
-            format_ratio(row.speedup),
-            f"{OPERATORS[row.operator].label} over regular attention at {row.case.label}"
-            + (f", {format_ratio(row.speedup_over_fused)} over fused" if row.speedup_over_fused else ""),
-        )
-        for row in compared
-        if row.case == largest and row.operator in ("kao_kv", "kao_qkv") and row.speedup is not None
-    ]
+    regular = [row for row in found.measured if row.candidate == "attn"]
+    largest = max(regular, key=lambda row: Case.of(row.case).positions, default=None)
+    highlights = []
+    for name in ("kao_kv", "kao_qkv"):
+        row = None if largest is None else found.find(name, largest)
+        if row is not None and (speedup := found.ratio(row)) is not None:
+            fused = found.ratio(row, "attn_fused")
+            label = f"{OPERATORS[name].label} over regular attention at {Case.of(row.case).label}"
+            beside = "" if fused is None else f", {format_ratio(fused.value)} over fused"
+            highlights.append(Highlight(format_ratio(speedup.value), label + beside))
+    return highlights

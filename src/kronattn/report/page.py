@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
+from kronattn.present import figure_bytes, to_html
 from kronattn.report.section import Content, Drawing, Highlight, Section
-from kronattn.tables.rendering import figure_bytes, to_html
 
 __all__ = ["render_page"]
 

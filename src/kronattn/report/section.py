@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from kronattn.tables.rendering import Table
+from kronattn.present import Table
 
 __all__ = ["Content", "Drawing", "Highlight", "Section", "Settings"]
 

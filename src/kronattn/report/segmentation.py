@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from kronattn.measure import Comparison
+from kronattn.present import format_ratio
 from kronattn.report.section import Content, Drawing, Highlight, Settings
-from kronattn.tables.rendering import format_ratio
 from kronattn.tables.segmentation import (
     HEADS,
     Case,
-    HeadCosts,
     count_networks,
     draw_heads,
+    head_table,
     measure_heads,
+    network_table,
     read_results,
-    segmentation_tables,
 )
 
 __all__ = ["build"]
@@ -31,7 +32,7 @@ def build(settings: Settings) -> Content:
     """Count the networks, measure the heads."""
     sizes = _QUICK_SIZES if settings.quick else _SIZES
     counted = count_networks(sizes, backbone=_BACKBONE)
-    costs = measure_heads(
+    found = measure_heads(
         [Case(size, channels=counted[0].channels, stride=counted[0].stride) for size in sizes],
         device=settings.device,
         dtype=settings.dtype,
@@ -39,22 +40,23 @@ def build(settings: Settings) -> Content:
         track=lambda cases: settings.track(cases, "Measuring heads"),
     )
     drawing = Drawing(
-        draw_heads(costs.rows),
+        draw_heads(found),
         "Time of a head and its memory beyond the features, for one image, against the image's size.",
         "Time and memory of segmentation heads against the image's size: regular attention grows fastest, Kronecker "
         "attention slowest.",
     )
-    tables = segmentation_tables(counted, costs, read_results(), backbone=_BACKBONE)
-    return Content(_INTRODUCTION, tables, [drawing], _highlights(costs, max(sizes)))
+    tables = [network_table(counted, read_results(), backbone=_BACKBONE), head_table(found)]
+    return Content(_INTRODUCTION, tables, [drawing], _highlights(found, max(sizes)))
 
 
-def _highlights(costs: HeadCosts, size: int) -> list[Highlight]:
+def _highlights(found: Comparison, size: int) -> list[Highlight]:
     """Kronecker attention over the regular head, computed in its fused form, at the largest size."""
     return [
         Highlight(
-            format_ratio(row.speedup_over_fused),
-            f"{HEADS[row.head].label} over fused attention as the head of a segmentation network at {row.case.label}",
+            format_ratio(ratio.value),
+            f"{HEADS[row.candidate].label} over fused attention as the head of a segmentation network at {size}²",
         )
-        for row in costs.rows
-        if row.case.size == size and row.head.startswith("kao") and row.speedup_over_fused is not None
+        for row in found.measured
+        if row.case["size"] == size and row.candidate.startswith("kao")
+        if (ratio := found.ratio(row, "attn_fused")) is not None
     ]

@@ -18,7 +18,7 @@ def build(settings: Settings) -> Content:
     missing = [name for name in ("lightning", "torchmetrics", "sklearn") if importlib.util.find_spec(name) is None]
     if missing:
         return Content(f"Not trained here: {', '.join(missing)} missing, pip install 'kronattn[train]'.")
-    from kronattn.tables.training import scores_table
+    from kronattn.tasks import find_task
     from kronattn.training.evaluation import evaluate
     from kronattn.training.figures import draw_confusion, draw_curves
     from kronattn.training.recipe import load_recipe
@@ -50,4 +50,4 @@ def build(settings: Settings) -> Content:
         narrow=True,
     )
     highlight = Highlight(f"{100 * found['top1']:.1f}%", "of held-out digits named right")
-    return Content(introduction, [scores_table(found)], [curves, confusion], [highlight])
+    return Content(introduction, [find_task(recipe.task).scores_table(found)], [curves, confusion], [highlight])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -10,14 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from kronattn.measure import count_madd
+from kronattn.measure import count_madd, count_parameters
 from kronattn.models.baselines import BASELINES
 from kronattn.models.registry import create_model
-from kronattn.nn.coefficient_norm import CoefficientNorm
-from kronattn.ops.compat import is_batch_norm
-from kronattn.tables.rendering import Cell, Column, Group, Table
+from kronattn.present import Cell, Column, Table, tabulate
 
-__all__ = ["ROWS", "Measured", "NetworkRow", "count_parameters", "measure_networks", "network_tables", "to_json"]
+__all__ = ["ROWS", "Measured", "NetworkRow", "from_json", "measure_networks", "network_tables", "to_json"]
 
 IMAGE = (1, 3, 224, 224)
 
@@ -101,19 +99,6 @@ class Measured:
     madd: int
 
 
-def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """The number of a model's parameters: all, and those that do not belong to a batch norm.
-
-    Example:
-        >>> count_parameters(nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)))
-        (48, 32)
-    """
-    norms = (m for m in model.modules() if is_batch_norm(m) or isinstance(m, CoefficientNorm))
-    in_norms = sum(parameter.numel() for norm in norms for parameter in norm.parameters(recurse=False))
-    everything = sum(parameter.numel() for parameter in model.parameters())
-    return everything, everything - in_norms
-
-
 def measure_networks(
     rows: Sequence[NetworkRow] = ROWS,
     *,
@@ -137,42 +122,35 @@ def measure_networks(
 
 def network_tables(measured: Sequence[Measured]) -> list[Table]:
     """The three tables for readers, with the printed values beside ours and a footnote for each difference."""
-    columns = (
-        Column("Network", numeric=False),
-        Column("Top-1 (paper)"),
-        Column("Top-1 (ours)"),
-        Column("Params"),
-        Column("Params with BN"),
-        Column("MAdd"),
-    )
     tables = []
     for number, title in _TITLES.items():
-        rows: list[list[Cell]] = []
-        notes: list[str] = []
-        for found in (found for found in measured if found.row.table == number):
-            mark = ""
-            if found.row.note:
-                notes.append(f"[{len(notes) + 1}] {found.row.label}: {found.row.note}")
-                mark = f" [{len(notes)}]"
-            printed = found.row.paper
-            rows.append(
-                [
-                    Cell(found.row.label + mark),
-                    Cell(f"{printed.top1:.3f}" if printed else "–", tone="printed"),
-                    Cell("–"),
-                    Cell(f"{found.params_without_bn:,}", printed=_millions(printed.params) if printed else ""),
-                    Cell(f"{found.params:,}"),
-                    Cell(f"{found.madd:,}", printed=_millions(printed.madd) if printed else ""),
-                ]
-            )
+        rows = [found for found in measured if found.row.table == number]
+        noted = [found.row for found in rows if found.row.note]
+
+        def label(found: Measured, noted: Sequence[NetworkRow] = noted) -> str:
+            return found.row.label + (f" [{noted.index(found.row) + 1}]" if found.row.note else "")
+
+        notes = [f"[{at}] {row.label}: {row.note}" for at, row in enumerate(noted, 1)]
         notes.append(
             "Params: without those of batch norm, as the paper counts them. MAdd: multiply-adds for one 224×224 "
             "image. Grey: as printed; the paper mostly cuts figures off rather than rounding them. Top-1 is on "
-            "ImageNet; a dash where we have not trained on it."
+            "ImageNet, which we have not trained on."
         )
+        columns: dict[str | Column, Callable[[Measured], Cell | str]] = {
+            "Network": label,
+            "Top-1 (paper)": lambda found: Cell(
+                f"{found.row.paper.top1:.3f}" if found.row.paper else "–", tone="printed"
+            ),
+            "Params": lambda found: Cell(f"{found.params_without_bn:,}", _printed(found, "params")),
+            "Params with BN": lambda found: f"{found.params:,}",
+            "MAdd": lambda found: Cell(f"{found.madd:,}", _printed(found, "madd")),
+        }
         if rows:
-            tables.append(Table(title, columns, [Group("", rows)], notes))
+            tables.append(tabulate(title, columns, rows, notes=notes))
     return tables
+
+
+_COUNTED = ("params", "params_without_bn", "madd")
 
 
 def to_json(measured: Sequence[Measured]) -> dict[str, Any]:
@@ -182,9 +160,7 @@ def to_json(measured: Sequence[Measured]) -> dict[str, Any]:
             {
                 "table": found.row.table,
                 "name": found.row.name,
-                "params": found.params,
-                "params_without_bn": found.params_without_bn,
-                "madd": found.madd,
+                **{name: getattr(found, name) for name in _COUNTED},
                 "paper": None if found.row.paper is None else asdict(found.row.paper),
                 "top1": None,
                 "note": found.row.note,
@@ -194,5 +170,18 @@ def to_json(measured: Sequence[Measured]) -> dict[str, Any]:
     }
 
 
-def _millions(value: float) -> str:
-    return f"{value / 1e6:g}m"
+def from_json(found: Mapping[str, Any]) -> list[Measured]:
+    """What :func:`to_json` was given.
+
+    >>> from_json({"rows": []})
+    []
+    """
+    rows = {(row.table, row.name): row for row in ROWS}
+    return [Measured(rows[one["table"], one["name"]], *(one[name] for name in _COUNTED)) for one in found["rows"]]
+
+
+def _printed(found: Measured, figure: str) -> str:
+    if found.row.paper is None:
+        return ""
+    value = getattr(found.row.paper, figure)
+    return f"{value:.3f}" if figure == "top1" else f"{value / 1e6:g}m"

@@ -1,48 +1,17 @@
-"""What training runs found, for readers: the scores of one network, and networks beside each other."""
+"""What training runs found, for readers: networks beside each other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kronattn.tables.rendering import Cell, Column, Group, Table, require_matplotlib
+from kronattn.present import Cell, Column, Table, require_matplotlib, tabulate
+from kronattn.present.charts import tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["comparison_table", "draw_comparison", "scores_table"]
-
-
-def scores_table(found: Mapping[str, Any]) -> Table:
-    """What :func:`kronattn.training.evaluation.evaluate` found: each class, and all together.
-
-    Example:
-        >>> found = {"model": "kanet_kv", "data": "digits", "images": 4, "top1": 0.75, "top5": 1.0,
-        ...          "calibration_error": 0.1, "classes": [{"name": "0", "images": 4, "top1": 0.75}]}
-        >>> [cell.text for cell in scores_table(found).groups[1].rows[0]]
-        ['all', '4', '75.00%']
-    """
-    if "mean_iou" in found:
-        return _segmentation_scores(found)
-    columns = (Column("Class", numeric=False), Column("Images"), Column("Top-1"))
-    classes = [
-        [Cell(entry["name"]), Cell(f"{entry['images']:,}"), Cell(_percent(entry["top1"]))] for entry in found["classes"]
-    ]
-    total = [Cell("all"), Cell(f"{found['images']:,}"), Cell(_percent(found["top1"]))]
-    notes = [f"Top-5: {_percent(found['top5'])}. Expected calibration error: {_percent(found['calibration_error'])}."]
-    return Table(f"{found['model']} on {found['data']}", columns, [Group("", classes), Group("", [total])], notes)
-
-
-def _segmentation_scores(found: Mapping[str, Any]) -> Table:
-    columns = (Column("Class", numeric=False), Column("Pixels"), Column("IoU"))
-    classes = [
-        [Cell(entry["name"]), Cell(f"{entry['pixels']:,}"), Cell(_percent(entry["iou"]))] for entry in found["classes"]
-    ]
-    mean = [Cell("mean"), Cell(f"{found['pixels']:,}"), Cell(_percent(found["mean_iou"]))]
-    notes = [
-        f"Pixel accuracy: {_percent(found['pixel_accuracy'])}, on {found['images']} images. Ignored pixels are out."
-    ]
-    return Table(f"{found['model']} on {found['data']}", columns, [Group("", classes), Group("", [mean])], notes)
+__all__ = ["comparison_table", "draw_comparison"]
 
 
 def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Table:
@@ -50,38 +19,20 @@ def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Tab
 
     ``found`` is what ``kronattn compare`` writes.
     """
-    pixels, memory, waiting = (
-        all(row.get(key) is not None for row in found["summary"])
-        for key in ("pixel_accuracy", "peak_bytes", "waiting_for_data")
-    )
-    columns = (
-        Column("Network", numeric=False),
-        Column("Seeds"),
-        Column(f"{found['label']}, %"),
-        *([Column("Pixels right, %")] if pixels else []),
-        Column("Difference"),
-        Column("95% interval"),
-        Column("Params"),
-        Column("MAdd"),
-        Column("Images/s"),
-        *([Column("Waiting")] if waiting else []),
-        *([Column("Peak MB")] if memory else []),
-    )
-    rows = [
-        [
-            Cell(row["model"]),
-            Cell(str(row["runs"])),
-            Cell(_mean_and_spread(row)),
-            *([Cell(f"{100 * row['pixel_accuracy']:.2f}")] if pixels else []),
-            *_difference(row["difference"]),
-            Cell(f"{row['parameters']:,}"),
-            Cell(f"{row['madd']:,}"),
-            Cell(f"{row['images_per_second']:,.0f}" if row["images_per_second"] else "–"),
-            *([Cell(f"{row['waiting_for_data']:.1%}")] if waiting else []),
-            *([Cell(f"{row['peak_bytes'] / 1e6:,.0f}")] if memory else []),
-        ]
-        for row in found["summary"]
-    ]
+    columns: dict[str | Column, Callable[[Any], Cell | str | None]] = {
+        "Network": lambda row: row["model"],
+        "Seeds": lambda row: str(row["runs"]),
+        f"{found['label']}, %": _mean_and_spread,
+        "Pixels right, %": lambda row: _or_none(row.get("pixel_accuracy"), lambda share: f"{100 * share:.2f}"),
+        "Difference": lambda row: _or_none(row["difference"], lambda it: f"{100 * it['mean']:+.2f}"),
+        "95% interval": lambda row: _interval(row["difference"]),
+        "Params": lambda row: f"{row['parameters']:,}",
+        "MAdd": lambda row: f"{row['madd']:,}",
+        "Images/s": lambda row: _or_none(row["images_per_second"] or None, lambda speed: f"{speed:,.0f}"),
+        "Waiting": lambda row: _or_none(row.get("waiting_for_data"), lambda share: f"{share:.1%}"),
+        "Peak MB": lambda row: _or_none(row.get("peak_bytes"), lambda count: f"{count / 1e6:,.0f}"),
+    }
+    waiting = all(row.get("waiting_for_data") is not None for row in found["summary"])
     notes = [
         "Mean ± standard deviation over seeds, after the last epoch. Differences are "
         f"to {found['baseline']}, paired by seed, in points; the interval is Student's. Params with batch norm's.",
@@ -89,7 +40,7 @@ def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Tab
         *(["Several runs shared the device: there is no telling images a second."] if _shared(found) else []),
         *notes,
     ]
-    return Table(f"{found['data']}: one recipe for all", columns, [Group("", rows)], notes)
+    return tabulate(f"{found['data']}: one recipe for all", columns, found["summary"], notes=notes)
 
 
 def _shared(found: Mapping[str, Any]) -> bool:
@@ -113,8 +64,7 @@ def draw_comparison(found: Mapping[str, Any]) -> Figure:
     axis.set_ylim(-0.6, len(summary) - 0.2)
     axis.set_xlabel(f"validation {found['label']}, %")
     axis.set_title(f"{found['data']}: one recipe for all", fontsize=11)
-    axis.grid(axis="x", alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
+    tidy(axis, "x")
     return figure
 
 
@@ -123,12 +73,11 @@ def _mean_and_spread(row: Mapping[str, Any]) -> str:
     return f"{100 * row['mean']:.2f}{spread}"
 
 
-def _difference(found: Mapping[str, Any] | None) -> tuple[Cell, Cell]:
-    if found is None:
-        return Cell("–"), Cell("–")
-    interval = "–" if found["low"] is None else f"{100 * found['low']:+.2f} to {100 * found['high']:+.2f}"
-    return Cell(f"{100 * found['mean']:+.2f}"), Cell(interval)
+def _interval(found: Mapping[str, Any] | None) -> str | None:
+    if found is None or found["low"] is None:
+        return None
+    return f"{100 * found['low']:+.2f} to {100 * found['high']:+.2f}"
 
 
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f}%"
+def _or_none(value: Any, form: Callable[[Any], str]) -> str | None:
+    return None if value is None else form(value)

@@ -15,13 +15,12 @@ from typing import Any
 
 from kronattn.atomic import write_atomically
 from kronattn.models.registry import task_of
+from kronattn.training.intervals import confidence_interval
 from kronattn.training.recipe import Recipe, load_recipe
 from kronattn.training.run import CONFIG, RESULT, read_result, train
 from kronattn.training.workers import run_in_processes
 
 __all__ = ["Plan", "confidence_interval", "measure_alone", "parse_seeds", "plan", "run_all", "summarise"]
-
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,10 @@ class Plan:
 
     recipe: Recipe
     folder: Path
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {}
 
     @property
     def name(self) -> str:
@@ -218,20 +221,3 @@ def _median(values: Iterable[float | None]) -> float | None:
 def _others(runs: Mapping[int, Mapping[str, Any]]) -> list[str]:
     """What is told beside the score, where every run has it."""
     return [name for name in ("top5", "pixel_accuracy") if all(name in run for run in runs.values())]
-
-
-def confidence_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """The mean's 95% confidence interval after Student; unknown for a single value.
-
-    Example:
-        >>> low, high = confidence_interval([1.0, 2.0, 3.0])
-        >>> round(low, 3), round(high, 3)
-        (-0.484, 4.484)
-    """
-    if len(values) < 2:
-        return None, None
-    from scipy import stats
-
-    mean = statistics.mean(values)
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
-    return mean - float(half), mean + float(half)

@@ -7,6 +7,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import lightning as L
@@ -16,12 +17,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from kronattn.data.cache import Decoded, cached
+from kronattn.tasks import Task
 from kronattn.training.recipe import DataSettings
 from kronattn.training.sampling import EpochSampler, IndexBatches, WithDraws, mixed, seed_draws
 
 log = logging.getLogger(__name__)
 
-__all__ = ["IN_MEMORY_AT_MOST", "Track", "TrainingData"]
+__all__ = ["IN_MEMORY_AT_MOST", "Track", "TrainingData", "load_data_module"]
 
 # What "auto" keeps in memory, in bytes: several copies of Imagenette, but not ImageNet.
 IN_MEMORY_AT_MOST = 8 << 30
@@ -239,6 +241,16 @@ class TrainingData(L.LightningDataModule):
 
     def _rank(self) -> int:
         return self.trainer.global_rank if self.trainer else 0
+
+
+def load_data_module(task: Task) -> type[TrainingData]:
+    """The data module that a task names.
+
+    >>> from kronattn.tasks import find_task
+    >>> load_data_module(find_task("segmentation")).__name__
+    'MaskData'
+    """
+    return resolve_name(task.data_module)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kronattn.models.files import Description
+from kronattn.present.charts import tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,8 +42,7 @@ def draw_curves(
     for axis, name in ((loss, "loss"), (accuracy, f"{label}, %"), (rate, "learning rate")):
         axis.set(xlabel="epoch", ylabel=name)
         axis.locator_params(axis="x", integer=True)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
+        tidy(axis)
     loss.legend(frameon=False)
     if title:
         figure.suptitle(title, fontsize=11)

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kronattn.data.transforms import ImageSettings
 from kronattn.models.files import build_model
 from kronattn.training.compiling import keep_compiled_code, steps_on_device
 from kronattn.training.device_step import AUTOCAST
-from kronattn.training.recipe import ClassificationData, Recipe
+from kronattn.training.recipe import Recipe
 
 __all__ = ["precompiling", "shapes_of_units"]
 
@@ -49,7 +50,7 @@ def precompiling(recipe: Recipe) -> Iterator[None]:
 def _is_worth_it(recipe: Recipe) -> bool:
     if recipe.accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
         return False
-    if not isinstance(recipe.data, ClassificationData) or recipe.precision != "bf16-mixed" or _free_cores() < 1:
+    if not isinstance(recipe.data.images, ImageSettings) or recipe.precision != "bf16-mixed" or _free_cores() < 1:
         return False
     if torch.cuda.mem_get_info()[0] < _ROOM:
         return False
@@ -61,7 +62,6 @@ def _free_cores() -> int:
 
 
 def _start(recipe: Recipe) -> list[subprocess.Popen[bytes]]:
-    assert isinstance(recipe.data, ClassificationData)
     images = recipe.data.images
     count = min(_PROCESSES, _free_cores())
     processes = []

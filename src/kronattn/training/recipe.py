@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from kronattn.data.joint import JointSettings
-from kronattn.data.transforms import ImageSettings
 from kronattn.names import near_names
 from kronattn.nn.context_registry import parse_context
+from kronattn.tasks import Task, find_task
 
 __all__ = [
-    "RECIPES",
-    "ClassificationData",
-    "ClassificationRecipe",
     "DataSettings",
     "ModelSettings",
     "OptimiserSettings",
     "Recipe",
     "ScheduleSettings",
-    "SegmentationData",
-    "SegmentationRecipe",
+    "data_settings",
     "list_recipes",
     "load_recipe",
+    "recipe_class",
     "recipe_path",
     "recipe_yaml",
     "without_places",
@@ -98,20 +95,6 @@ class DataSettings:
     in_memory: Literal["auto", "yes", "no"] = "auto"
     workers: int = 8
     skip_bad_images: bool = False
-
-
-@dataclass
-class ClassificationData(DataSettings):
-    """Images with a class each; ``images`` is how they are prepared."""
-
-    images: ImageSettings = field(default_factory=ImageSettings)
-
-
-@dataclass
-class SegmentationData(DataSettings):
-    """Images with masks; ``images`` is how both are prepared, but for the ignored label, which is the dataset's."""
-
-    images: JointSettings = field(default_factory=JointSettings)
 
 
 @dataclass
@@ -194,7 +177,7 @@ class Recipe:
 
     task: str = "classification"
     model: ModelSettings = field(default_factory=ModelSettings)
-    data: ClassificationData | SegmentationData = field(default_factory=ClassificationData)
+    data: Any = field(default_factory=DataSettings)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     epochs: int = 100
@@ -238,24 +221,35 @@ class Recipe:
             raise ValueError(f"ema must lie between 0 and 1, both excluded, not {self.ema:g}: ema=null turns it off")
 
 
-@dataclass
-class ClassificationRecipe(Recipe):
-    """How a network learns to name images."""
+@cache
+def data_settings(task: Task) -> type[DataSettings]:
+    """The settings of a task's data: ``images`` says how they are prepared.
 
-    data: ClassificationData = field(default_factory=ClassificationData)
-
-
-@dataclass
-class SegmentationRecipe(Recipe):
-    """How a network learns to label pixels."""
-
-    task: str = "segmentation"
-    model: ModelSettings = field(default_factory=lambda: ModelSettings("deeplabv2_kao_kv"))
-    data: SegmentationData = field(default_factory=SegmentationData)
+    Example:
+        >>> from kronattn.tasks import find_task
+        >>> data_settings(find_task("classification"))().images.size
+        224
+    """
+    images = ("images", task.settings, field(default_factory=task.settings))
+    return make_dataclass("TaskData", [images], bases=(DataSettings,), namespace={"__module__": __name__})
 
 
-# What a recipe's ``task`` may be, and the settings that follow from it.
-RECIPES: dict[str, type[Recipe]] = {"classification": ClassificationRecipe, "segmentation": SegmentationRecipe}
+@cache
+def recipe_class(name: str) -> type[Recipe]:
+    """The recipes of a task: its name, its usual network, and the settings of its data.
+
+    Example:
+        >>> recipe_class("segmentation")().model.name
+        'deeplabv2_kao_kv'
+    """
+    task = find_task(name)
+    data = data_settings(task)
+    own: list[tuple[str, Any, Any]] = [
+        ("task", str, field(default=name)),
+        ("model", ModelSettings, field(default_factory=lambda: ModelSettings(task.network))),
+        ("data", data, field(default_factory=data)),
+    ]
+    return make_dataclass("TaskRecipe", own, bases=(Recipe,), namespace={"__module__": __name__})
 
 
 def load_recipe(path: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
@@ -276,7 +270,7 @@ def load_recipe(path: str | Path | None, overrides: Sequence[str] = ()) -> Recip
     """
     changes = dict(_split(override) for override in overrides)
     written = {} if path is None else _read_recipe(recipe_path(path))
-    kind = _kind(changes.get("task", written.get("task", "classification")))
+    kind = recipe_class(changes.get("task", written.get("task", "classification")))
     _check_keys(written, kind, where=f"{path}: ")
     for key in changes:
         _check_path(key.split("."), kind)
@@ -361,12 +355,6 @@ def _split(override: str) -> tuple[str, str]:
     if not equals:
         raise ValueError(f"expected key=value, got {override!r}")
     return key, value
-
-
-def _kind(task: str) -> type[Recipe]:
-    if task not in RECIPES:
-        raise ValueError(f"task must be {' or '.join(RECIPES)}, not {task!r}")
-    return RECIPES[task]
 
 
 def _read_recipe(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import logging
 import os
 import warnings
 from collections.abc import MutableMapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +23,23 @@ from kronattn.measure import count_madd, describe_environment
 from kronattn.models.files import Description, build_model, read_weights, save_model
 from kronattn.models.weights import load_weights, unpack
 from kronattn.nn import synchronise_coefficient_norms
+from kronattn.tasks import Task, find_task
 from kronattn.training.callbacks import Fetching, History, MovingAverage, Speed, StopWhenDiverging
 from kronattn.training.card import model_card
 from kronattn.training.checkpoints import WholeCheckpoints, check_resumable
 from kronattn.training.compiling import DECODED, compile_mode, keep_compiled_code, steps_on_device
-from kronattn.training.data import Track, TrainingData
+from kronattn.training.data import Track, TrainingData, load_data_module
 from kronattn.training.errors import explained
 from kronattn.training.figures import draw_curves
 from kronattn.training.freezing import FreezeBackbone
 from kronattn.training.interruption import interruptible
-from kronattn.training.learner import Learner
 from kronattn.training.progress import Progress, progress_callback
 from kronattn.training.recipe import Recipe, recipe_yaml
 from kronattn.training.start import start_from
-from kronattn.training.tasks import TASKS
+from kronattn.training.task_module import TaskModule
 from kronattn.training.tensorboard import TensorBoardCurves
 
-__all__ = ["quiet", "read_result", "run_folder", "train"]
+__all__ = ["describe", "quiet", "read_result", "run_folder", "train"]
 
 CONFIG, HISTORY, RESULT, CURVES = "config.yaml", "history.csv", "result.json", "curves.png"
 WEIGHTS, LAST_WEIGHTS, CARD = "weights.safetensors", "weights-last.safetensors", "README.md"
@@ -69,6 +70,8 @@ def train(
     data_module: type[TrainingData] | None = None,
     decoded: Path | None = None,
     store: MutableMapping[str, Any] | None = None,
+    figures_only: bool = False,
+    test: str | None = None,
 ) -> dict[str, Any]:
     """Train a network after a recipe.
 
@@ -82,21 +85,25 @@ def train(
         data_module: another way of preparing the data than the task's.
         decoded: a folder for decoded images, within the recipe's cache by default.
         store: decoded datasets, for the next run in this process to use again.
+        figures_only: leave out weights, checkpoints, curves and card, which take a short run as long as training does;
+            such a run cannot be resumed.
+        test: a split on which the network is examined once, after training; its scores are the result's ``"test"``.
 
     Returns:
         The run's figures, which also go into ``result.json``.
     """
     folder = folder or run_folder(recipe)
     last = _prepare(folder, recipe, resume)
-    if last is not None and (result := read_result(folder)) is not None:
+    if (last is not None or figures_only) and (result := read_result(folder)) is not None:
         return result
     quiet()
     if recipe.cache is not None:
         keep_compiled_code(Path(recipe.cache))
         decoded = decoded or Path(recipe.cache) / DECODED
     L.seed_everything(recipe.seed, workers=True, verbose=False)
-    task = TASKS[recipe.task]
-    data = (data_module or task.data)(
+    task = find_task(recipe.task)
+    build_data = partial(
+        data_module or load_data_module(task),
         recipe.data,
         recipe.batch_size // (recipe.devices * recipe.nodes),
         seed=recipe.seed,
@@ -105,14 +112,15 @@ def train(
         cache=decoded,
         store=store,
     )
-    description = task.describe(recipe, data)
+    data = build_data()
+    description = describe(recipe, task, data)
     network = _build_network(recipe, description)
-    module = task.module(network, recipe, description)
+    module = TaskModule(network, recipe, description)
     history = History(lambda rows: write_atomically(folder / HISTORY, _csv(rows)))
     speed = Speed()
     checkpoints = WholeCheckpoints()
     watching = [history, speed, *progress_callback(progress, history, speed), *callbacks]
-    trainer = _trainer(recipe, folder, f"val/{task.score}", watching, checkpoints)
+    trainer = _trainer(recipe, folder, f"val/{task.score}", watching, None if figures_only else checkpoints)
     # Where steps are counted, Lightning takes the epoch that a checkpoint was written after for one that is still going
     # on: it would end it once more, and train on a batch too many where it was not validated.
     trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
@@ -133,11 +141,15 @@ def train(
     if late:
         # The last step was not the end of an epoch that is validated.
         history.rows[-1] |= trainer.validate(module, data, verbose=False)[0]
+    extra = speed.results() | _skipped(data)
+    if test is not None:
+        scores = trainer.validate(module, build_data(split=test), verbose=False)[0]
+        extra["test"] = {"split": test, **{name.removeprefix("val/"): value for name, value in scores.items()}}
     if not trainer.is_global_zero:
         return {}
-    if late:
+    if late and not figures_only:
         _keep_if_best(folder, history.rows, f"val/{task.score}")
-    return _finish(recipe, folder, module, history.rows, speed.results() | _skipped(data))
+    return _finish(recipe, folder, module, history.rows, extra, figures_only)
 
 
 def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
@@ -157,11 +169,29 @@ def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
     return last if last.exists() else None
 
 
+def describe(recipe: Recipe, task: Task, data: TrainingData) -> Description:
+    """What a trained network needs to be used."""
+    classes, images = data.class_names(), recipe.data.images
+    return Description(
+        model=recipe.model.name,
+        options={**recipe.model.all_options, "num_classes": len(classes)},
+        classes=classes,
+        mean=list(images.mean),
+        std=list(images.std),
+        task=recipe.task,
+        data=recipe.data.name,
+        **task.describe(data),
+    )
+
+
 def _build_network(recipe: Recipe, description: Description) -> nn.Module:
     network = build_model(description.model, description.options)
     if recipe.model.weights is not None:
         start_from(network, recipe.model.weights)
-    return network.to(memory_format=torch.channels_last) if recipe.channels_last else network
+    if not recipe.channels_last:
+        return network
+    volumes = len(description.shape) == 4
+    return network.to(memory_format=torch.channels_last_3d if volumes else torch.channels_last)
 
 
 def _keep_if_best(folder: Path, rows: list[dict[str, float]], score: str) -> None:
@@ -173,18 +203,22 @@ def _keep_if_best(folder: Path, rows: list[dict[str, float]], score: str) -> Non
 
 
 def _trainer(
-    recipe: Recipe, folder: Path, score: str, callbacks: list[Callback], checkpoints: WholeCheckpoints
+    recipe: Recipe, folder: Path, score: str, callbacks: list[Callback], checkpoints: WholeCheckpoints | None
 ) -> L.Trainer:
+    """Without ``checkpoints`` there are no curves of TensorBoard's either."""
     several = recipe.devices * recipe.nodes > 1
-    watching: list[Callback] = [StopWhenDiverging(), LearningRateMonitor("step")]
+    watching: list[Callback] = [StopWhenDiverging()]
     if recipe.ema is not None:
         watching.append(MovingAverage(recipe.ema))
     if recipe.freeze_epochs:
         watching.append(FreezeBackbone(recipe.freeze_epochs))
     # Lightning's own save_last follows the best alone.
-    keeping = {"save_on_train_epoch_end": True, "enable_version_counter": False}
-    best = ModelCheckpoint(folder, Path(BEST).stem, monitor=score, mode="max", **keeping)  # type: ignore[arg-type]
-    last = ModelCheckpoint(folder, Path(LAST).stem, **keeping)  # type: ignore[arg-type]
+    keeping: dict[str, Any] = {"save_on_train_epoch_end": True, "enable_version_counter": False}
+    writing: list[Callback] = []
+    if checkpoints is not None:
+        watching.append(LearningRateMonitor("step"))
+        writing.append(ModelCheckpoint(folder, Path(BEST).stem, monitor=score, mode="max", **keeping))
+        writing.append(ModelCheckpoint(folder, Path(LAST).stem, **keeping))
     return L.Trainer(
         accelerator=recipe.accelerator,
         devices=recipe.devices,
@@ -195,9 +229,10 @@ def _trainer(
         max_steps=recipe.iterations or -1,
         check_val_every_n_epoch=recipe.validate_every,
         gradient_clip_val=recipe.optimiser.clip,
-        callbacks=[*watching, *callbacks, best, last],
-        logger=TensorBoardCurves(folder, name="", version=""),
-        plugins=[checkpoints],
+        callbacks=[*watching, *callbacks, *writing],
+        logger=TensorBoardCurves(folder, name="", version="") if checkpoints else False,
+        enable_checkpointing=checkpoints is not None,
+        plugins=[checkpoints] if checkpoints else [],
         profiler=Fetching(),
         # On the CPU PyTorch has no synchronised form of the ordinary norms; the coefficients' have one of their own.
         sync_batchnorm=several and recipe.sync_batch_norm and torch.cuda.is_available() and recipe.accelerator != "cpu",
@@ -211,16 +246,24 @@ def _trainer(
 
 
 def _finish(
-    recipe: Recipe, folder: Path, module: Learner, rows: list[dict[str, float]], extra: dict[str, Any]
+    recipe: Recipe,
+    folder: Path,
+    module: TaskModule,
+    rows: list[dict[str, float]],
+    extra: dict[str, Any],
+    figures_only: bool,
 ) -> dict[str, Any]:
     """Write what a finished run leaves: weights, model card, curves and figures, these last."""
-    network, task, description = module.network, TASKS[recipe.task], module.description
+    network, task, description = module.network, module.task, module.description
     network.to("cpu")
     device = module.trainer.strategy.root_device
     counted = build_model(recipe.model.name, description.options).eval()
     # The weights that are kept under the plain name are those that validated best; what ran to the end is beside them.
-    best_epoch = unpack(folder / BEST)["epoch"] + 1
-    best = next(row for row in rows if row["epoch"] == best_epoch)
+    if figures_only:
+        best = max((row for row in rows if f"val/{task.score}" in row), key=lambda row: row[f"val/{task.score}"])
+    else:
+        best_epoch = unpack(folder / BEST)["epoch"] + 1
+        best = next(row for row in rows if row["epoch"] == best_epoch)
     result: dict[str, Any] = {
         "task": recipe.task,
         "data": recipe.data.name,
@@ -232,12 +275,29 @@ def _finish(
         "best_epoch": int(best["epoch"]),
         "train_loss": rows[-1]["train/loss"],
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "madd": count_madd(counted, torch.zeros(1, 3, description.size, description.size)),
+        "madd": count_madd(counted, task.example(description)),
         "size": description.size,
         **extra,
         "environment": describe_environment(device),
     }
     write_atomically(folder / HISTORY, _csv(rows))
+    if not figures_only:
+        _keep_weights(recipe, folder, module, counted, rows, best, result)
+    write_atomically(folder / RESULT, json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def _keep_weights(
+    recipe: Recipe,
+    folder: Path,
+    module: TaskModule,
+    counted: nn.Module,
+    rows: list[dict[str, float]],
+    best: dict[str, float],
+    result: dict[str, Any],
+) -> None:
+    """Weights, those of the best epoch and of the last, with their card and the curves of the run."""
+    task, description = module.task, module.description
     # From their checkpoints: a run that was resumed with nothing left to train has not taken its moving average.
     for checkpoint, weights in ((LAST, LAST_WEIGHTS), (BEST, WEIGHTS)):
         load_weights(counted, read_weights(folder / checkpoint)[0])
@@ -249,8 +309,6 @@ def _finish(
     )
     with replacing(folder / CURVES) as temporary:
         figure.savefig(temporary, format="png", dpi=150)
-    write_atomically(folder / RESULT, json.dumps(result, indent=2) + "\n")
-    return result
 
 
 def _skipped(data: TrainingData) -> dict[str, Any]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import nn
 
-from kronattn.models.files import RUN_WEIGHTS, read_weights
-from kronattn.models.registry import packaged_names, packaged_weights
+from kronattn.models.files import find_weights, read_weights
 from kronattn.models.weights import load_mobilenetv2_weights
-from kronattn.names import near_names
 
 __all__ = ["start_from"]
 
@@ -25,11 +21,10 @@ def start_from(network: nn.Module, source: str) -> None:
     Those of a classifier for other classes are left out. A file of timm's or torchvision's MobileNetV2 serves any
     network of Table 1's family, which takes what it shares with it.
     """
-    path = packaged_weights(source) if source in packaged_names() else Path(source)
-    if not path.exists():
-        near = near_names(source, packaged_names())
-        raise FileNotFoundError(f"model.weights {source} is neither a file nor a network that comes with any: {near}")
-    path = path / RUN_WEIGHTS if path.is_dir() else path
+    try:
+        path = find_weights(source)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"model.weights: {error}") from None
     state, _ = read_weights(path)
     own = network.state_dict()
     if any(name.startswith(_MOBILENETV2) for name in state) and "stem.conv.weight" in own:

@@ -27,15 +27,16 @@ PLANNED, LOG = "planned.yaml", "log.txt"
 
 
 def main() -> None:
-    """For each line of input, a JSON object with ``folder`` and ``decoded``: train what is planned in that folder, and
-    answer with a line, its ``failure`` in one line or ``""``. What a run prints goes to its log."""
+    """For each line of input, a JSON object with ``folder``, ``decoded`` and ``options`` for
+    :func:`kronattn.training.run.train`: train what is planned in that folder, and answer with a line, its ``failure``
+    in one line or ``""``. What a run prints goes to its log."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     store: dict[str, Any] = {}
     for line in sys.stdin:
         order = json.loads(line)
         folder, decoded = Path(order["folder"]), order["decoded"]
         with _logged(folder / LOG):
-            failure = _train(folder, Path(decoded) if decoded else None, store)
+            failure = _train(folder, Path(decoded) if decoded else None, store, order.get("options", {}))
         # What was captured for the last network.
         gc.collect()
         if torch.cuda.is_initialized():
@@ -44,10 +45,10 @@ def main() -> None:
         answers.flush()
 
 
-def _train(folder: Path, decoded: Path | None, store: dict[str, Any]) -> str:
+def _train(folder: Path, decoded: Path | None, store: dict[str, Any], options: dict[str, Any]) -> str:
     try:
         recipe = load_recipe(folder / PLANNED)
-        train(recipe, folder=folder, resume=True, progress="lines", decoded=decoded, store=store)
+        train(recipe, folder=folder, resume=True, progress="lines", decoded=decoded, store=store, **options)
     except Exception as error:
         traceback.print_exc()
         return one_line_of(error)

@@ -6,16 +6,16 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import Any, Protocol
 
 from kronattn.training.recipe import Recipe, recipe_yaml
 from kronattn.training.worker import LOG, PLANNED
 
-__all__ = ["Plan", "Queue", "run_in_processes"]
+__all__ = ["Plan", "Queue", "Tasks", "run_in_processes", "serve"]
 
 
 class Plan(Protocol):
@@ -25,6 +25,22 @@ class Plan(Protocol):
     def recipe(self) -> Recipe: ...
     @property
     def folder(self) -> Path: ...
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Further ones for :func:`kronattn.training.run.train`, which JSON can carry."""
+        ...
+
+
+class Tasks(Protocol):
+    """Where processes get what they train; thread-safe."""
+
+    def take(self, known: set[str]) -> Any:
+        """The next plan for a process that has trained the networks ``known``, or ``None`` when all are taken."""
+        ...
+
+    def clear(self) -> None:
+        """Give out nothing more."""
+        ...
 
 
 class Queue:
@@ -61,15 +77,19 @@ class Queue:
 
 
 def run_in_processes(
-    plans: Sequence[Plan], processes: int, done: Callable[[Plan, str], None], decoded: Path | None = None
+    plans: Sequence[Plan], processes: int, done: Callable[[Any, str], None], decoded: Path | None = None
 ) -> None:
     """Train all plans; ``done(plan, failure)`` is called after each, from any thread, with one line or ``""``.
 
     Args:
         decoded: a folder through which the processes share decoded images.
     """
-    queue = Queue(plans, processes)
-    workers = [_Worker(decoded) for _ in range(min(processes, len(plans)))]
+    serve(Queue(plans, processes), min(processes, len(plans)), done, decoded)
+
+
+def serve(queue: Tasks, processes: int, done: Callable[[Any, str], None], decoded: Path | None = None) -> None:
+    """As :func:`run_in_processes`, with what is to be trained from any queue."""
+    workers = [_Worker(decoded) for _ in range(processes)]
 
     def work(worker: _Worker) -> None:
         known: set[str] = set()
@@ -111,7 +131,11 @@ class _Worker:
         process = self._process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
-        order = {"folder": str(one.folder), "decoded": str(self.decoded) if self.decoded else None}
+        order = {
+            "folder": str(one.folder),
+            "decoded": str(self.decoded) if self.decoded else None,
+            "options": dict(one.options),
+        }
         try:
             process.stdin.write(json.dumps(order) + "\n")
             process.stdin.flush()

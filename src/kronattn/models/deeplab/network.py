@@ -40,6 +40,7 @@ class DeepLabV2(nn.Module):
         head_width: channels that Q, K and V are mapped to; a quarter of the features' by default. ASPP has none.
         context: what takes the place of the head's attention, in a :class:`ContextHead`: one of
             ``kronattn.nn.list_contexts()``, or what builds a layer from its number of channels. ASPP has none.
+        context_options: the context layer's own, such as ``num_heads``.
         head_options: others of the head's own, such as ``num_heads``.
         backbone_weights: a file, see :func:`kronattn.models.load_backbone_weights`.
         backbone_options: of the backbone's own, such as ``width`` of a KANet.
@@ -64,6 +65,7 @@ class DeepLabV2(nn.Module):
         freeze_norm: bool = False,
         head_width: int | None = None,
         context: str | Callable[..., nn.Module] | None = None,
+        context_options: Mapping[str, Any] | None = None,
         head_options: Mapping[str, Any] | None = None,
         backbone_weights: str | Path | None = None,
         backbone_options: Mapping[str, Any] | None = None,
@@ -79,7 +81,9 @@ class DeepLabV2(nn.Module):
         if context is not None:
             if head == "aspp":
                 raise ValueError(f"ASPP has no attention that context={context!r} could take the place of")
-            head = partial(ContextHead, context=context)
+            head = partial(ContextHead, context=context, **(context_options or {}))
+        elif context_options:
+            raise ValueError(f"context_options {dict(context_options)} were given without context")
         self.num_classes = num_classes
         self.in_chans = in_chans
         self.backbone = build_backbone(

@@ -9,9 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from kronattn.extras import require_library
 from kronattn.models.deeplab.backbones import Backbone
-from kronattn.models.weights import load_weights, unpack
+from kronattn.models.weights import load_weights, read_file
 
 __all__ = ["load_backbone_weights", "read_state_dict"]
 
@@ -60,21 +59,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if path.suffix.lower() not in _SUFFIXES:
         raise ValueError(f"{path} must end in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder, not a file of weights")
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
-    return {_WRAPPERS.sub("", key): tensor for key, tensor in _named_tensors(_read(path), path).items()}
-
-
-def _read(path: Path) -> Any:
-    if path.suffix.lower() == ".safetensors":
-        library = require_library("safetensors.torch", f"reading {path.name}", extra="vision")
-        try:
-            return library.load_file(path)
-        except Exception as error:  # the library has an error class of its own for each kind of damage
-            raise ValueError(f"{path} is not a readable .safetensors file: {_one_line(error)}") from None
-    return unpack(path)
+    return {_WRAPPERS.sub("", key): tensor for key, tensor in _named_tensors(read_file(path)[0], path).items()}
 
 
 def _named_tensors(found: Any, path: Path) -> dict[str, Tensor]:
@@ -93,7 +78,3 @@ def _own_part(state: Mapping[str, Tensor], backbone: Backbone) -> dict[str, Tens
     # Only what is known to belong to a classifier or another network's head is left out: the rest is a mistake.
     beyond = (*backbone.left_out, "head", "classifier", "aux_classifier", "fc")
     return {key: tensor for key, tensor in state.items() if key in own or key.split(".")[0] not in beyond}
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

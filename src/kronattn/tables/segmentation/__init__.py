@@ -1,23 +1,22 @@
 """Table 6 of the paper: segmentation with ASPP, regular and Kronecker attention; and what the heads cost."""
 
 from kronattn.tables.segmentation.candidates import HEADS, Case, Head, MaterialisedSegmentationHead
-from kronattn.tables.segmentation.figure import draw_heads
-from kronattn.tables.segmentation.measurement import HeadCost, HeadCosts, count_networks, measure_heads
+from kronattn.tables.segmentation.heads import draw_heads, head_table, measure_heads, parse_sizes
+from kronattn.tables.segmentation.networks import count_networks, network_table, to_json
 from kronattn.tables.segmentation.printed import PRINTED, read_results
-from kronattn.tables.segmentation.render import segmentation_tables, to_json
 
 __all__ = [
     "HEADS",
     "PRINTED",
     "Case",
     "Head",
-    "HeadCost",
-    "HeadCosts",
     "MaterialisedSegmentationHead",
     "count_networks",
     "draw_heads",
+    "head_table",
     "measure_heads",
+    "network_table",
+    "parse_sizes",
     "read_results",
-    "segmentation_tables",
     "to_json",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,8 @@ __all__ = ["HEADS", "Case", "Head", "MaterialisedSegmentationHead"]
 class Case:
     """The features of a batch of square images: a backbone's last, at an output stride.
 
-    >>> Case(513).grid, Case(513).label
-    (65, '513²')
+    >>> Case(513).grid
+    65
     """
 
     size: int
@@ -35,10 +35,9 @@ class Case:
         """The number of rows, and of columns, of the features."""
         return -(-self.size // self.stride)
 
-    @property
-    def label(self) -> str:
-        """The image's size, squared."""
-        return f"{self.size}²"
+    def to_dict(self) -> dict[str, int]:
+        """For JSON."""
+        return asdict(self)
 
 
 class _MaterialisedAttention(DenseAttention):
@@ -84,19 +83,19 @@ class Head:
     label: str
     network: str
     build: Callable[[int, int], nn.Module]
-    builds_matrix: bool = False
+    materialises: bool = False
 
     def bytes_needed(self, case: Case, itemsize: int, *, training: bool = False) -> int:
         """Return about what it will allocate: logits and coefficients, and their gradients in training."""
         positions = case.grid**2
-        matrices = (4 if training else 2) * positions**2 if self.builds_matrix else 0
+        matrices = (4 if training else 2) * positions**2 if self.materialises else 0
         maps = (4 if training else 1) * 2 * positions * case.channels
         return case.batch * (matrices + maps) * itemsize
 
 
 HEADS: dict[str, Head] = {
     "aspp": Head("ASPP", "deeplabv2_aspp", NETWORK_HEADS["aspp"]),
-    "attn": Head("Attn", "deeplabv2_attn", MaterialisedSegmentationHead, builds_matrix=True),
+    "attn": Head("Attn", "deeplabv2_attn", MaterialisedSegmentationHead, materialises=True),
     "attn_fused": Head("fused", "deeplabv2_attn", NETWORK_HEADS["attn"]),
     "kao_kv": Head("KAO_KV", "deeplabv2_kao_kv", NETWORK_HEADS["kao_kv"]),
     "kao_qkv": Head("KAO_QKV", "deeplabv2_kao_qkv", NETWORK_HEADS["kao_qkv"]),

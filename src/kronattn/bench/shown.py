@@ -1,0 +1,54 @@
+"""How each kind of comparison is shown: its tables, and its figure where it has one. A new kind is one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kronattn.bench.export import latency_table
+from kronattn.bench.insert import insert_table
+from kronattn.bench.networks import speed_table
+from kronattn.bench.operators import cost_table, draw_costs
+from kronattn.measure import Comparison
+from kronattn.present import Table
+from kronattn.tables.operators import draw_operators, operator_tables
+from kronattn.tables.segmentation import draw_heads, head_table
+
+__all__ = ["draw", "tables"]
+
+_SHOWN: dict[str, tuple[Callable[[Comparison], Table | Sequence[Table]], Callable[[Comparison], Any] | None]] = {
+    "table 2": (operator_tables, draw_operators),
+    "operators": (cost_table, draw_costs),
+    "networks": (speed_table, None),
+    "heads": (head_table, draw_heads),
+    "export": (latency_table, None),
+    "insert": (insert_table, None),
+}
+
+
+def tables(found: Comparison) -> list[Table]:
+    """A comparison for readers.
+
+    >>> [table.title for table in tables(Comparison("operators", "copy"))]
+    ['Attention beside a copy of its input']
+    """
+    shown = _shown(found)[0](found)
+    return [shown] if isinstance(shown, Table) else list(shown)
+
+
+def draw(found: Comparison) -> Any:
+    """A comparison as a figure."""
+    drawn = _shown(found)[1]
+    if drawn is None:
+        raise ValueError(f"there is no figure of {found.kind}: there is for {_with_figures()}")
+    return drawn(found)
+
+
+def _shown(found: Comparison) -> Any:
+    if found.kind not in _SHOWN:
+        raise ValueError(f"unknown kind of comparison {found.kind!r}: known are {', '.join(_SHOWN)}")
+    return _SHOWN[found.kind]
+
+
+def _with_figures() -> str:
+    return ", ".join(kind for kind, (_, figure) in _SHOWN.items() if figure is not None)

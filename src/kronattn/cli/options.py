@@ -1,0 +1,107 @@
+"""Options that several sub-commands have, each said once; and how what was measured is shown."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kronattn.cli.output import (
+    be_quiet,
+    check_figure,
+    check_writable,
+    console,
+    print_json,
+    write_atomically,
+    write_figure,
+)
+
+if TYPE_CHECKING:
+    from kronattn.measure import Comparison
+    from kronattn.present import Table
+
+__all__ = [
+    "Batch",
+    "ChannelsLast",
+    "Device",
+    "Dtype",
+    "Figure",
+    "Json",
+    "MemoryBudget",
+    "Output",
+    "Quiet",
+    "budget_in_bytes",
+    "check_outputs",
+    "choices",
+    "show",
+    "show_tables",
+]
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", callback=be_quiet, help="No progress bar.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the JSON object into this file too.")]
+Figure = Annotated[Path | None, typer.Option(help="Draw a figure into this file, .png or .svg.")]
+Device = Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda, cuda:1, mps.")]
+Dtype = Annotated[str, typer.Option(help="float32, float16, bfloat16 or float64.")]
+Batch = Annotated[int, typer.Option(min=1, help="Images in a batch.")]
+ChannelsLast = Annotated[bool, typer.Option("--channels-last", help="Keep channels side by side in memory.")]
+MemoryBudget = Annotated[
+    float | None, typer.Option(help="Gigabytes; what needs more is left out. By default 2 or 4, or half of a GPU's.")
+]
+
+
+def choices(given: str, option: str, known: Iterable[str]) -> list[str]:
+    """Several of the known ones, with commas between.
+
+    >>> choices("a, b", "--letters", "abc")
+    ['a', 'b']
+    """
+    chosen = [choice.strip() for choice in given.split(",")]
+    for choice in chosen:
+        if choice not in known:
+            raise ValueError(f"{option} must be {' or '.join(known)}, or several with commas, not {choice!r}")
+    return chosen
+
+
+def budget_in_bytes(gigabytes: float | None) -> int | None:
+    """What --memory-budget says."""
+    if gigabytes is not None and not gigabytes > 0:
+        raise ValueError(f"--memory-budget must be positive, got {gigabytes}")
+    return None if gigabytes is None else int(gigabytes * 1e9)
+
+
+def check_outputs(output: Path | None, figure: Path | None = None, option: str = "--figure") -> None:
+    """Refuse what could not be written, before any work is done."""
+    if output is not None:
+        check_writable(output)
+    if figure is not None:
+        check_figure(figure, option)
+
+
+def show(found: Comparison, *, json: bool, output: Path | None = None, figure: Path | None = None) -> None:
+    """A comparison as its files, and as JSON or tables on standard output."""
+    from kronattn.bench.shown import draw, tables
+
+    if output is not None:
+        write_atomically(output, json_module.dumps(found.to_json(), indent=2) + "\n")
+    if figure is not None:
+        write_figure(figure, draw(found))
+    show_tables([] if json else tables(found), found.to_json() if json else None, found.environment)
+    if figure is not None and not json:
+        console.print(f"Figure: {figure}", highlight=False, markup=False, soft_wrap=True)
+
+
+def show_tables(tables: Iterable[Table], payload: Any = None, environment: dict[str, Any] | None = None) -> None:
+    """A payload as JSON where there is one, else tables, and what they were measured with."""
+    from kronattn.present import to_rich
+
+    if payload is not None:
+        print_json(payload)
+        return
+    for table in tables:
+        console.print(to_rich(table, width=console.width))
+    if environment:
+        console.print(", ".join(f"{name} {value}" for name, value in environment.items()), style="dim")

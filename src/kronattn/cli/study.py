@@ -1,0 +1,107 @@
+"""``kronattn study``: data sets × context layers × seeds, from a file of rules to tables and figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from kronattn.cli.output import (
+    check_figure,
+    check_writable,
+    console,
+    print_json,
+    progress,
+    write_atomically,
+    write_figure,
+)
+
+__all__ = ["study"]
+
+
+def study(
+    file: str = typer.Argument(..., help="The study: a YAML file, or the name of one of ours.", metavar="STUDY"),
+    data: Path = typer.Option(..., help="The folder that the study's data lie in."),
+    output: Path | None = typer.Option(None, help="The JSON file, which it goes on from. Default: results/STUDY.json."),
+    page: Path | None = typer.Option(None, help="The page of tables and figures. Default: beside the JSON, .html."),
+    folder: Path | None = typer.Option(None, help="For the runs' logs and histories. Default: runs/study-STUDY."),
+    taken: str = typer.Option("", "--from", help="Comma-separated JSON files of this study, to take runs from."),
+    only: str = typer.Option("", help="Comma-separated data sets of the study. Default: all."),
+    jobs: int = typer.Option(1, min=1, help="Processes that train side by side on the device."),
+    minutes: float | None = typer.Option(
+        None, min=0, help="Begin no run that would not end by then; 0 writes the page of what is there."
+    ),
+    retry: bool = typer.Option(False, "--retry", help="Do runs again that failed."),
+    cost: bool = typer.Option(False, "--cost", help="Measure each layer's time and memory here, and train nothing."),
+    prepare: Path | None = typer.Option(
+        None, help="Write the data into this folder, scaled as the study says, and do nothing else."
+    ),
+    figure: Path | None = typer.Option(None, help="Draw what each layer gains into this file, .png or .svg."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the tables."),
+) -> None:
+    """Train each context layer on each data set with each seed, by the rules of the study's file.
+
+    Every run is written to the JSON file as it ends: stopped and started again, the study goes on where it was.
+
+    Example: kronattn study context --data data --jobs 8 --output results/context.json
+    """
+    import torch
+
+    from kronattn.present import require_matplotlib, to_rich
+    from kronattn.study.costs import measure_costs
+    from kronattn.study.figures import draw_gains
+    from kronattn.study.page import study_page
+    from kronattn.study.prepare import prepare_data
+    from kronattn.study.records import Records
+    from kronattn.study.run import Progress, run_study
+    from kronattn.study.settings import load_study
+    from kronattn.study.summary import summarise_study
+    from kronattn.study.tables import part_table
+
+    whole = load_study(file)
+    chosen = whole.chosen([name.strip() for name in only.split(",") if name.strip()])
+    if not data.is_dir():
+        raise FileNotFoundError(f"--data {data} is not a folder: give the one that holds {chosen.parts[0].path}")
+    if prepare is not None:
+        for path in prepare_data(chosen, data, prepare, track=progress):
+            console.print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", highlight=False, markup=False, soft_wrap=True)
+        return
+    require_matplotlib("the study's page")
+    if figure is not None:
+        check_figure(figure, "--figure")
+    target = check_writable(output or Path(f"results/{whole.name}.json"))
+    shown = check_writable(page or target.with_suffix(".html"), "--page")
+    others = [Path(name.strip()) for name in taken.split(",") if name.strip()]
+    records = Records(whole, target, others)
+
+    def report(one: Progress) -> None:
+        record = one.record
+        score = record["failure"] or " ".join(
+            f"{name} {100 * record[name]:.2f}%" for name in ("validation", "test") if record[name] is not None
+        )
+        rate = f" lr {record['lr']:g}"
+        typer.echo(f"[{one.done}/{one.total}] {one.run.key}{rate}: {score} ({record['seconds']:.0f} s)", err=True)
+
+    missing = 0
+    if cost:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        for name, measured in measure_costs(chosen, data, device).items():
+            records.costs.setdefault(name, {}).update(measured)
+    else:
+        place = folder or Path(f"runs/study-{whole.name}")
+        missing = run_study(chosen, data, records, place, jobs=jobs, minutes=minutes, retry=retry, on_run=report)
+    records.write()
+    found = records.as_dict()
+    write_atomically(shown, study_page(found))
+    summary = summarise_study(found)
+    if figure is not None:
+        measured = [part for part in summary if part["runs"]]
+        write_figure(figure, draw_gains(measured, whole.references))
+    if json:
+        print_json({"summary": summary, "missing": missing, "output": str(target), "page": str(shown)})
+        return
+    for part in summary:
+        if part["runs"]:
+            console.print(to_rich(part_table(part, found["costs"]), width=console.width))
+    rest = f", {missing} runs are still to be done: the same command goes on" if missing else ""
+    console.print(f"Results: {target}, page: {shown}{rest}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,119 @@
+"""Spectrograms as pictures, in folds: ``foldN/CLASS/PICTURE``, in a folder or a tar archive.
+
+With K folds, fold N is tested, the one after it (after the last the first) validates, and the others train: each sound
+is tested once, and what is chosen for a fold is chosen without its test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from kronattn.data.archives import Entry, list_files
+from kronattn.data.datasets import available_processors
+from kronattn.data.images import BadImage, decode_with, is_image_name
+
+__all__ = ["Spectrograms", "decode_spectrograms", "load_spectrograms"]
+
+SOUND_SUFFIXES = (".wav", ".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac", ".aif", ".aiff")
+_LEAST_FOLDS = 3
+_FOLD = re.compile(r"fold[ _-]?(\d+)", re.IGNORECASE)
+_EXPECTED = "expected spectrograms as pictures, foldN/CLASS/PICTURE.png"
+
+
+@dataclass(frozen=True)
+class Spectrograms:
+    """One split: pictures by number, each with the number of its class."""
+
+    classes: Sequence[str]
+    labels: Sequence[int]
+    entries: Sequence[Entry]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def pixels(self, index: int) -> np.ndarray:
+        """Decode one as (H, W) grey values, uint8: frequency up, time to the right."""
+        entry = self.entries[index]
+        return decode_with(_grey, entry.read(), str(entry))
+
+
+def load_spectrograms(path: str, fold: int, split: str) -> Spectrograms:
+    """One split of the folds below ``path``, seen from ``fold``.
+
+    Args:
+        path: a folder or a tar archive.
+        fold: the one that is tested.
+        split: "train", "val" or "test".
+
+    Example:
+        >>> load_spectrograms("nowhere", 1, "train")
+        Traceback (most recent call last):
+        ...
+        FileNotFoundError: there is no folder or .tar archive 'nowhere'
+    """
+    files = list_files(path)
+    sound = next((entry for entry in files if entry.name.lower().endswith(SOUND_SUFFIXES)), None)
+    if sound is not None:
+        raise ValueError(f"{sound} is a sound file: {_EXPECTED}")
+    found = [(*place, entry) for entry in files if is_image_name(entry.name) and (place := _placed(entry.name))]
+    if not found:
+        raise ValueError(f"{path} holds no folds: {_EXPECTED}")
+    folds = sorted({number for number, _, _ in found})
+    if fold not in folds:
+        raise ValueError(f"{path} has no fold {fold}: it has {', '.join(map(str, folds))}")
+    if len(folds) < _LEAST_FOLDS:
+        raise ValueError(f"{path} has {len(folds)} folds: training, validation and test need {_LEAST_FOLDS}")
+    validating = folds[(folds.index(fold) + 1) % len(folds)]
+    chosen = {"test": {fold}, "val": {validating}, "train": set(folds) - {fold, validating}}
+    if split not in chosen:
+        raise ValueError(f"folds have the splits train, val and test, not {split!r}")
+    classes = sorted({name for _, name, _ in found})
+    number = {name: index for index, name in enumerate(classes)}
+    part = [(number[name], entry) for at, name, entry in found if at in chosen[split]]
+    return Spectrograms(classes, [label for label, _ in part], [entry for _, entry in part])
+
+
+def decode_spectrograms(
+    pictures: Spectrograms,
+    size: tuple[int, int],
+    *,
+    track: Callable[[Sequence[int], str], Iterable[int]] = lambda items, description: items,
+) -> dict[str, Tensor]:
+    """All pictures as ``pixels``, (N, 1, H, W) uint8, and their ``labels``; one of another size is an error."""
+
+    def decode(index: int) -> Tensor:
+        pixels = pictures.pixels(index)
+        if pixels.shape != size:
+            height, width = pixels.shape
+            raise BadImage(
+                f"{pictures.entries[index]} is {height}×{width} (frequencies × times), expected {size[0]}×{size[1]}: "
+                "data.images.size must be that of all pictures"
+            )
+        return torch.from_numpy(pixels)
+
+    with ThreadPoolExecutor(available_processors()) as pool:
+        results = pool.map(decode, range(len(pictures)))
+        found = [next(results) for _ in track(range(len(pictures)), "Decoding spectrograms")]
+    return {"pixels": torch.stack(found)[:, None], "labels": torch.tensor(pictures.labels)}
+
+
+def _placed(name: str) -> tuple[int, str] | None:
+    """The fold and the class of a file, wherever the folds begin: archives often have a folder around everything."""
+    parts = PurePosixPath(name.replace("\\", "/")).parts
+    for at, part in enumerate(parts[:-2]):
+        if matched := _FOLD.fullmatch(part):
+            return int(matched[1]), parts[at + 1]
+    return None
+
+
+def _grey(image: Image.Image) -> np.ndarray:
+    return np.array(image.convert("L"))

@@ -1,0 +1,207 @@
+"""Volumes with a label for each voxel, as NIfTI files, in folders or tar archives. Needs nibabel to read them.
+
+Either ``images/NAME.nii.gz`` and ``labels/NAME.nii.gz`` with a ``splits.json`` beside them, which lists the names of
+"train", "val" and "test"; or ``SPLIT/images/`` and ``SPLIT/labels/``. A file ``classes.txt`` may name the classes, a
+line each, the background first; without it they are as many as the labels say.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kronattn.data.archives import Entry, list_files
+from kronattn.data.images import BadImage
+from kronattn.extras import require_library
+
+__all__ = ["IGNORED", "DecodedVolumes", "Volumes", "decode_volumes", "load_volumes"]
+
+# The label of voxels that do not count: those that a smaller volume is padded with.
+IGNORED = 255
+SUFFIXES = (".nii.gz", ".nii")
+_SPLITS, _CLASSES = "splits.json", "classes.txt"
+_EXPECTED = "expected images/NAME.nii.gz and labels/NAME.nii.gz with splits.json, or SPLIT/images/ and SPLIT/labels/"
+# Two spacings that differ by less than this share are the same, written with other digits.
+_SAME_SPACING = 1e-3
+
+
+@dataclass(frozen=True)
+class Volumes:
+    """One split: volumes by number, each with its labels."""
+
+    images: Sequence[Entry]
+    labels: Sequence[Entry]
+    classes: Sequence[str] | None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def load_volumes(path: str, split: str) -> Volumes:
+    """One split of the volumes below ``path``.
+
+    Example:
+        >>> load_volumes("nowhere", "train")
+        Traceback (most recent call last):
+        ...
+        FileNotFoundError: there is no folder or .tar archive 'nowhere'
+    """
+    files = {entry.name.replace("\\", "/"): entry for entry in list_files(path)}
+    listed = next((entry for name, entry in files.items() if PurePosixPath(name).name == _SPLITS), None)
+    around = set() if listed else {split}
+    images, labels = (_placed(files, {kind, *around}) for kind in ("images", "labels"))
+    if not images:
+        raise ValueError(f"{path} holds no volumes{'' if listed else f' below {split}/'}: {_EXPECTED}")
+    names = _names(listed, split) if listed else sorted(images)
+    for name in names:
+        if name not in images:
+            raise FileNotFoundError(f"{listed} lists {name} in {split}, but there is no images/{name}.nii.gz")
+        if name not in labels:
+            raise FileNotFoundError(f"{images[name]} has no label: expected labels/{name}.nii.gz")
+    written = next((entry for name, entry in files.items() if PurePosixPath(name).name == _CLASSES), None)
+    classes = [line for line in written.read().decode("utf-8").splitlines() if line.strip()] if written else None
+    return Volumes([images[name] for name in names], [labels[name] for name in names], classes)
+
+
+def _names(listed: Entry, split: str) -> list[str]:
+    try:
+        splits = json.loads(listed.read())
+        names = splits.get(split)
+    except (ValueError, AttributeError):
+        raise ValueError(f"{listed} must hold an object with the names of train, val and test") from None
+    if not names:
+        raise ValueError(f"{listed} has no split {split!r}: it has {', '.join(splits)}")
+    return list(names)
+
+
+def _placed(files: Mapping[str, Entry], folders: set[str]) -> dict[str, Entry]:
+    """The NIfTI files that lie below all of ``folders``, by their names without a suffix."""
+    found = {}
+    for name, entry in files.items():
+        place = PurePosixPath(name)
+        suffix = next((suffix for suffix in SUFFIXES if place.name.lower().endswith(suffix)), None)
+        if suffix and not place.name.startswith(".") and folders <= set(place.parent.parts):
+            found[place.name[: -len(suffix)]] = entry
+    return found
+
+
+def decode_volumes(
+    volumes: Volumes,
+    *,
+    track: Callable[[Sequence[int], str], Iterable[int]] = lambda items, description: items,
+) -> dict[str, Tensor]:
+    """What :class:`DecodedVolumes` is made of.
+
+    Each volume is standardised by itself (scanners have units of their own): cut off at its 0.5 and 99.5 percentiles,
+    then of zero mean and unit variance. Labels out of range, of another shape than the volume, and volumes of another
+    spacing than the first are errors that name the file.
+    """
+    decoded, spacing = [], None
+    for index in track(range(len(volumes)), "Reading volumes"):
+        image, label = volumes.images[index], volumes.labels[index]
+        voxels, found = _read(image)
+        if spacing is None:
+            spacing = found
+        elif not np.allclose(found, spacing, rtol=_SAME_SPACING):
+            raise BadImage(
+                f"{image} has a spacing of {_times(found)}, but {volumes.images[0]} one of {_times(spacing)}: resample "
+                "all volumes to one spacing first"
+            )
+        decoded.append((_standardised(voxels, image), _checked(label, voxels.shape, image, volumes.classes)))
+    return _stacked(decoded)
+
+
+def _read(entry: Entry) -> tuple[np.ndarray, tuple[float, ...]]:
+    """The voxels and their spacing."""
+    nibabel: Any = require_library("nibabel", "NIfTI volumes", extra="volumes")
+    data = entry.read()
+    try:
+        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        image = nibabel.Nifti1Image.from_bytes(data)
+        voxels = np.asarray(image.dataobj)
+    except Exception as error:  # nibabel, gzip and zlib have no error class in common
+        raise BadImage(f"{entry} is not a NIfTI file, or a broken one: {' '.join(str(error).split())[:120]}") from None
+    if voxels.ndim != 3:
+        raise BadImage(f"{entry} has {voxels.ndim} axes {voxels.shape}, expected 3: one volume in a file")
+    return voxels, tuple(float(step) for step in image.header.get_zooms()[:3])
+
+
+def _standardised(voxels: np.ndarray, entry: Entry) -> np.ndarray:
+    values = voxels.astype(np.float32)
+    if not np.isfinite(values).all():
+        raise BadImage(f"{entry} holds values that are no numbers (NaN or infinite)")
+    values = values.clip(*np.percentile(values, (0.5, 99.5)))
+    # Of a volume of one value nothing is left but zeros.
+    return ((values - values.mean()) / max(float(values.std()), 1e-6)).astype(np.float16)
+
+
+def _checked(entry: Entry, shape: tuple[int, ...], image: Entry, classes: Sequence[str] | None) -> np.ndarray:
+    labels, _ = _read(entry)
+    if labels.shape != shape:
+        raise BadImage(f"{entry} is {_times(labels.shape)}, but its volume {image} is {_times(shape)}")
+    whole = np.rint(labels).astype(np.int64)
+    most = len(classes) if classes is not None else IGNORED
+    bad = (whole != labels) | (((whole < 0) | (whole >= most)) & (whole != IGNORED))
+    if bad.any():
+        place = tuple(np.argwhere(bad)[0].tolist())
+        raise BadImage(
+            f"{entry}: label {labels[place]:g} at {place}; labels are 0 to {most - 1}, and {IGNORED} where ignored"
+        )
+    return whole.astype(np.uint8)
+
+
+def _stacked(decoded: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, Tensor]:
+    sizes = torch.tensor([labels.shape for _, labels in decoded])
+    grid = tuple(sizes.amax(0).tolist())
+    voxels = torch.zeros((len(decoded), *grid), dtype=torch.float16)
+    labels = torch.full((len(decoded), *grid), IGNORED, dtype=torch.uint8)
+    for index, (values, truth) in enumerate(decoded):
+        depth, height, width = truth.shape
+        voxels[index, :depth, :height, :width] = torch.from_numpy(values)
+        labels[index, :depth, :height, :width] = torch.from_numpy(truth)
+    return {"voxels": voxels[:, None], "labels": labels, "sizes": sizes}
+
+
+class DecodedVolumes(torch.utils.data.Dataset):
+    """Volumes that are kept in memory, handed out a whole batch at a time.
+
+    Args:
+        voxels: (N, 1, D, H, W), float16, standardised.
+        labels: (N, D, H, W), uint8.
+        sizes: (N, 3): each volume's own; what lies beyond is no part of it.
+    """
+
+    def __init__(self, voxels: Tensor, labels: Tensor, sizes: Tensor) -> None:
+        self.voxels = voxels
+        self.labels = labels
+        self.sizes = sizes
+        self.own_sizes: list[list[int]] = sizes.tolist()
+
+    def __len__(self) -> int:
+        return len(self.voxels)
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, ...]:
+        return self.gather(torch.tensor(indices, device=self.device))
+
+    @property
+    def device(self) -> torch.device:
+        return self.voxels.device
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Voxels, labels and sizes of some; ``indices`` lie on the same device."""
+        return self.voxels[indices], self.labels[indices], self.sizes[indices]
+
+    def to(self, device: torch.device) -> DecodedVolumes:
+        return DecodedVolumes(self.voxels.to(device), self.labels.to(device), self.sizes.to(device))
+
+
+def _times(lengths: Iterable[float]) -> str:
+    return "×".join(f"{length:g}" for length in lengths)

@@ -1,0 +1,101 @@
+"""One candidate in a process of its own: ``python worker.py JSON``, with the source tree to measure on PYTHONPATH.
+
+It imports nothing of kronattn itself, so that it can measure an earlier tree, whose modules are others: the file that
+makes the call is named in the JSON, with what it is to be given. Then a line of JSON is an answer to each line on
+standard input: "prepare", a number of seconds to spend on timing, or "memory".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import time
+from typing import Any
+
+import torch
+
+
+def main() -> None:
+    """Answer until nobody asks."""
+    # Libraries print; answers have a way of their own.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    job = json.loads(sys.argv[1])
+    call: Any = None
+    for line in sys.stdin:
+        question = json.loads(line)
+        try:
+            if question == "prepare":
+                call = _prepare(job)
+                answer: Any = "ready"
+            elif question == "memory":
+                answer = _memory(call, job)
+            else:
+                answer = _time(call, question, job)
+            _finish(job)
+        except Exception as error:  # whatever it is, the others are to be measured
+            answer = {"failed": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _prepare(job: dict[str, Any]) -> Any:
+    call = runpy.run_path(job["file"])[job["function"]](**job["arguments"])
+    # Weights were made outside of inference mode, which training has to leave; calls run inside of it.
+    call = _captured(call) if job["how"] == "graphs" else torch.inference_mode()(call)
+    for _ in range(3):
+        call()
+    return call
+
+
+@torch.no_grad()
+def _captured(call: Any) -> Any:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def _time(call: Any, seconds: float, job: dict[str, Any]) -> float:
+    for _ in range(3):
+        call()  # the memory was given back, and caches hold another candidate's data
+    once = _seconds(call, 1, job)
+    return _seconds(call, max(3, round(seconds / once)), job)
+
+
+def _seconds(call: Any, repeats: int, job: dict[str, Any]) -> float:
+    _synchronise(job)
+    begun = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    _synchronise(job)
+    return (time.perf_counter() - begun) / repeats
+
+
+def _memory(call: Any, job: dict[str, Any]) -> int:
+    from kronattn.measure import peak_memory
+
+    return peak_memory(call, device=job["device"])
+
+
+def _finish(job: dict[str, Any]) -> None:
+    """Leave the memory to the others."""
+    _synchronise(job)
+    if job["device"].startswith("cuda"):
+        torch.cuda.empty_cache()
+
+
+def _synchronise(job: dict[str, Any]) -> None:
+    if job["device"].startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

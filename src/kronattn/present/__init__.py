@@ -1,0 +1,28 @@
+"""Tables and figures for readers: one table type, rendered to a terminal, Markdown, HTML and JSON."""
+
+from kronattn.present.figures import FIGURE_SUFFIXES, figure_bytes, require_matplotlib
+from kronattn.present.formats import format_percent, format_ratio, format_significant, round_significant
+from kronattn.present.html import to_html
+from kronattn.present.markdown import to_markdown
+from kronattn.present.table import NOTHING, Cell, Column, Group, Table, tabulate, to_json
+from kronattn.present.terminal import to_rich
+
+__all__ = [
+    "FIGURE_SUFFIXES",
+    "NOTHING",
+    "Cell",
+    "Column",
+    "Group",
+    "Table",
+    "figure_bytes",
+    "format_percent",
+    "format_ratio",
+    "format_significant",
+    "require_matplotlib",
+    "round_significant",
+    "tabulate",
+    "to_html",
+    "to_json",
+    "to_markdown",
+    "to_rich",
+]

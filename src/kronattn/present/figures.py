@@ -1,0 +1,36 @@
+"""Figures as files: the same bytes for the same figure."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from kronattn.extras import require_library
+
+__all__ = ["FIGURE_SUFFIXES", "figure_bytes", "require_matplotlib"]
+
+FIGURE_SUFFIXES = (".png", ".svg")
+
+
+def figure_bytes(figure: Any, kind: str) -> bytes:
+    """Return a matplotlib figure as "png" or "svg", the same bytes for the same figure.
+
+    >>> from matplotlib.figure import Figure
+    >>> figure_bytes(Figure(figsize=(1, 1)), "png")[1:4]
+    b'PNG'
+    """
+    import matplotlib
+
+    buffer = io.BytesIO()
+    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    with matplotlib.rc_context({"svg.hashsalt": "kronattn"}):
+        figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+    return buffer.getvalue()
+
+
+def require_matplotlib(wanted_by: str) -> None:
+    """Say what to install if matplotlib is missing: to be called before any work is spent on a figure.
+
+    >>> require_matplotlib("--output")
+    """
+    require_library("matplotlib.figure", wanted_by, extra="plots")

@@ -1,0 +1,1 @@
+"""Studies: data sets × context layers × seeds, from a file of rules to tables and figures."""

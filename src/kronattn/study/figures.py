@@ -1,0 +1,95 @@
+"""A study's figures: what each layer gains over a reference, with its interval, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kronattn.present import require_matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["draw_costs", "draw_gains"]
+
+# By what an interval says.
+_COLOURS = {"better": "#2f855a", "worse": "#c53030"}
+_UNSURE = "#4a5568"
+
+
+def draw_gains(summary: Sequence[Mapping[str, Any]], references: Sequence[str]) -> Figure:
+    """A panel for each data set and reference: every layer's difference to it in points, with its 95% interval.
+
+    Green and red: the interval excludes zero; a filled mark: so it does after Holm's correction.
+    """
+    require_matplotlib("the study's figure")
+    from matplotlib.figure import Figure
+
+    tallest = max((len(part["layers"]) for part in summary), default=1)
+    figure = Figure(figsize=(4.2 * len(references), (1.1 + 0.24 * tallest) * len(summary)), layout="constrained")
+    axes = figure.subplots(max(1, len(summary)), len(references), squeeze=False)
+    for row, part in zip(axes, summary, strict=False):
+        names = [entry["layer"] for entry in part["layers"]]
+        for axis, reference in zip(row, references, strict=True):
+            axis.axvline(0, color="#a0aec0", linewidth=1)
+            for place, entry in enumerate(reversed(part["layers"])):
+                found = entry["differences"].get(reference)
+                if found is not None:
+                    _draw_difference(axis, place, found)
+            axis.set_yticks(range(len(names)), list(reversed(names)), fontsize=7)
+            axis.set_ylim(-0.7, len(names) - 0.3)
+            axis.tick_params(axis="x", labelsize=7)
+            axis.set_title(f"{part['title']}: over {reference}", fontsize=8)
+            axis.set_xlabel(f"test {part['score_label']}, points", fontsize=7)
+            axis.grid(axis="x", alpha=0.25)
+            axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _draw_difference(axis: Any, place: int, found: Mapping[str, Any]) -> None:
+    word = found["verdict"].removeprefix("maybe ")
+    colour = _COLOURS.get(word, _UNSURE)
+    mean = 100 * found["mean"]
+    spread = None
+    if found["low"] is not None:
+        spread = [[mean - 100 * found["low"]], [100 * found["high"] - mean]]
+    filled = colour if found["verdict"] in _COLOURS else "white"
+    axis.errorbar(mean, place, xerr=spread, fmt="o", color=colour, markerfacecolor=filled, capsize=3, markersize=5)
+
+
+def draw_costs(summary: Sequence[Mapping[str, Any]], costs: Mapping[str, Any], reference: str) -> Figure | None:
+    """For each data set and device: the gain over ``reference`` against the time of a batch, in that of ``reference``.
+
+    None where no cost was measured.
+    """
+    require_matplotlib("the study's figure")
+    from matplotlib.figure import Figure
+
+    panels = [(part, measured) for part in summary for measured in costs.get(part["name"], {}).values()]
+    panels = [panel for panel in panels if reference in panel[1]["layers"]]
+    if not panels:
+        return None
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.8 * columns, 3.2 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axis, (part, measured) in zip(axes, panels, strict=False):
+        base = measured["layers"][reference]["seconds"]
+        for entry in part["layers"]:
+            cost, gain = measured["layers"].get(entry["layer"]), entry["differences"].get(reference)
+            if cost is None or gain is None:
+                continue
+            x, y = cost["seconds"] / base, 100 * gain["mean"]
+            spread = None if gain["low"] is None else [[y - 100 * gain["low"]], [100 * gain["high"] - y]]
+            axis.errorbar(x, y, yerr=spread, fmt="o", color=_UNSURE, capsize=2, markersize=4)
+            axis.annotate(entry["layer"], (x, y), textcoords="offset points", xytext=(4, 3), fontsize=6)
+        axis.axhline(0, color="#a0aec0", linewidth=1)
+        axis.set_title(f"{part['title']}, {measured['name']}", fontsize=8)
+        axis.set_xlabel(f"time of a forward pass, in that of {reference}", fontsize=7)
+        axis.set_ylabel(f"gain over {reference}, points", fontsize=7)
+        axis.tick_params(labelsize=7)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    return figure

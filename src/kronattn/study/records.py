@@ -1,0 +1,144 @@
+"""A study's results: one JSON file that grows with every run, and that the study goes on from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from kronattn.atomic import write_atomically
+from kronattn.study.plan import Run
+from kronattn.study.settings import Study
+from kronattn.study.stages import FINAL, SWEEP
+
+__all__ = ["Records"]
+
+# Of a run's own figures, those that a study keeps.
+KEPT = ("parameters", "madd", "train_loss", "images_per_second", "peak_bytes", "epochs", "jobs")
+
+
+class Records:
+    """Every run's figures by its key; written whenever one is added.
+
+    Args:
+        path: the JSON file; what it holds already is read.
+        others: further files, of the same study elsewhere, whose runs are taken over.
+    """
+
+    def __init__(self, study: Study, path: Path, others: Iterable[Path] = ()) -> None:
+        self.path = path
+        self._lock = RLock()
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.costs: dict[str, Any] = {}
+        self.environments: list[dict[str, Any]] = []
+        self.study = {
+            "name": study.name,
+            "title": study.title,
+            "rules": list(study.rules),
+            "references": list(study.references),
+            "layers": {name: {"context": x.context, "options": dict(x.options)} for name, x in study.layers.items()},
+            "data": [
+                {
+                    "name": part.name,
+                    "title": part.label,
+                    "layers": list(part.layers),
+                    "score": part.score,
+                    "score_label": part.task.label,
+                    "folds": list(part.folds),
+                    "learning_rates": list(part.learning_rates),
+                    "planned": sum(len(part.seeds_for(name)) for name in part.layers) * max(1, len(part.folds)),
+                }
+                for part in study.parts
+            ],
+        }
+        for file in [*([path] if path.exists() else []), *others]:
+            self._take_over(file)
+
+    def _take_over(self, path: Path) -> None:
+        try:
+            found = json.loads(path.read_text())
+            runs, environments = found["runs"], found["environments"]
+        except FileNotFoundError:
+            raise FileNotFoundError(f"there is no file {path} of a study's results") from None
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path} does not hold a study's results: expected what kronattn study wrote") from None
+        for record in runs:
+            record["environment"] = self._environment(environments[record["environment"]])
+            known = self.runs.get(record["key"])
+            # One that came to its end counts before one that failed.
+            if known is None or known["failure"] is not None:
+                self.runs[record["key"]] = record
+        for name, measured in found.get("costs", {}).items():
+            self.costs.setdefault(name, {}).update(measured)
+
+    def _environment(self, described: dict[str, Any]) -> int:
+        if described not in self.environments:
+            self.environments.append(described)
+        return self.environments.index(described)
+
+    def get(self, run: Run, fingerprint: str | None = None) -> dict[str, Any] | None:
+        """A run's record; with other settings than those of ``fingerprint`` it is an error."""
+        with self._lock:
+            record = self.runs.get(run.key)
+        if record is not None and fingerprint is not None and record["fingerprint"] != fingerprint:
+            raise ValueError(
+                f"{self.path} holds {run.key} with other settings: give another --output, or remove that run from it"
+            )
+        return record
+
+    def sweep(self, run: Run) -> dict[float, list[float]]:
+        """Validation scores of the runs that choose for ``run``, by learning rate."""
+        found: dict[float, list[float]] = {rate: [] for rate in run.part.learning_rates}
+        with self._lock:
+            for record in self.runs.values():
+                chooses = record["stage"] == SWEEP and record["failure"] is None and record["lr"] in found
+                if chooses and (record["data"], record["layer"], record["fold"]) == run.place:
+                    found[record["lr"]].append(record["validation"])
+        return found
+
+    def add(
+        self,
+        run: Run,
+        fingerprint: str,
+        rate: float,
+        result: Mapping[str, Any] | None,
+        *,
+        failure: str | None = None,
+        seconds: float = 0.0,
+    ) -> None:
+        """Keep a run's figures, or why there are none, and write the file."""
+        result = result or {}
+        score = run.part.score
+        with self._lock:
+            self.runs[run.key] = {
+                "key": run.key,
+                "data": run.part.name,
+                "layer": run.layer.name,
+                "stage": run.stage,
+                "seed": run.seed,
+                "fold": run.fold,
+                "lr": rate,
+                "fingerprint": fingerprint,
+                "validation": result.get(score),
+                "test": result.get("test", {}).get(score) if run.stage == FINAL else None,
+                **{name: result.get(name) for name in KEPT},
+                "seconds": round(seconds, 2),
+                "failure": failure,
+                "environment": self._environment(result.get("environment", {})),
+            }
+            self.write()
+
+    def as_dict(self) -> dict[str, Any]:
+        with self._lock:
+            return {
+                "study": self.study,
+                "runs": list(self.runs.values()),
+                "costs": self.costs,
+                "environments": self.environments,
+            }
+
+    def write(self) -> None:
+        with self._lock:
+            write_atomically(self.path, json.dumps(self.as_dict(), indent=1) + "\n")

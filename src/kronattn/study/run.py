@@ -1,0 +1,204 @@
+"""Doing a study: many runs at once on one device, each as soon as what it waits for is known."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Condition
+from typing import Any
+
+from kronattn.study.plan import CannotChoose, Run, choose_rate, fingerprint, plan_runs
+from kronattn.study.records import Records
+from kronattn.study.settings import Study
+from kronattn.study.stages import FINAL, SWEEP
+from kronattn.training.recipe import Recipe
+from kronattn.training.run import read_result
+from kronattn.training.workers import serve
+
+__all__ = ["Progress", "StudyQueue", "run_study"]
+
+DECODED = ".decoded"
+# Of the last runs of a data set: the first ones of a process also tune and compile.
+_RECENT = 10
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run with its recipe, as the processes take it."""
+
+    run: Run
+    recipe: Recipe
+    folder: Path
+    started: float = field(compare=False, default=0.0)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.run.options
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is told after each run."""
+
+    run: Run
+    record: dict[str, Any]
+    done: int
+    total: int
+
+
+class StudyQueue:
+    """The runs that are still to be done. One that counts is given out once those that choose for it are done.
+
+    Args:
+        runs: in the order of their worth.
+        records: what is known, and where what becomes of the runs goes.
+        deadline: a time (of ``time.monotonic``) that runs should end before: one that would not, going by others of its
+            data set, is not begun.
+    """
+
+    def __init__(
+        self, runs: Sequence[Run], records: Records, data: Path, folder: Path, *, deadline: float | None = None
+    ) -> None:
+        self.records, self.data, self.folder, self.deadline = records, data, folder, deadline
+        self._changed = Condition()
+        self._pending = list(runs)
+        self._running: list[Run] = []
+        self._seconds: dict[str, deque[float]] = {}
+
+    def take(self, known: set[str]) -> Ready | None:
+        with self._changed:
+            while self._pending:
+                ready = [run for run in self._pending if self._is_ready(run)]
+                if ready:
+                    if (one := self._give(ready, known)) is not None:
+                        return one
+                    continue
+                self._changed.wait()
+            return None
+
+    def _give(self, ready: Sequence[Run], known: set[str]) -> Ready | None:
+        """One of the first ones, of a network that the process knows if there is any; none where time runs out, or
+        where nothing can be chosen for the first, which then failed."""
+        first = ready[0]
+        alike = [run for run in ready if (run.part, run.stage, run.seed) == (first.part, first.stage, first.seed)]
+        chosen = next((run for run in alike if _label(run) in known), first)
+        if self.deadline is not None and time.monotonic() + self._expected(chosen) > self.deadline:
+            self._pending = [run for run in self._pending if run.part.name != chosen.part.name]
+            self._changed.notify_all()
+            return None
+        self._pending.remove(chosen)
+        try:
+            rate = chosen.rate if chosen.stage == SWEEP else choose_rate(chosen, self.records.sweep(chosen))
+        except CannotChoose as error:
+            recipe = chosen.recipe(self.data, None)
+            self.records.add(chosen, fingerprint(recipe), recipe.optimiser.lr, None, failure=str(error))
+            return None
+        self._running.append(chosen)
+        known.add(_label(chosen))
+        folder = self.folder / chosen.key.replace("/", "-")
+        return Ready(chosen, chosen.recipe(self.data, rate), folder, time.monotonic())
+
+    def _is_ready(self, run: Run) -> bool:
+        if run.stage == SWEEP:
+            return True
+        return not any(other.stage == SWEEP and other.place == run.place for other in (*self._pending, *self._running))
+
+    def _expected(self, run: Run) -> float:
+        """How long a run may take: the longest of the last few of its data set, or of any where it has none yet."""
+        recent = self._seconds.get(run.part.name) or [x for every in self._seconds.values() for x in every]
+        return max(recent, default=0.0)
+
+    def finish(self, one: Ready) -> None:
+        """A run ended, well or not: others may have waited for it."""
+        with self._changed:
+            self._running.remove(one.run)
+            name, seconds = one.run.part.name, time.monotonic() - one.started
+            self._seconds.setdefault(name, deque(maxlen=_RECENT)).append(seconds)
+            self._changed.notify_all()
+
+    def clear(self) -> None:
+        with self._changed:
+            self._pending.clear()
+            self._changed.notify_all()
+
+
+def _label(run: Run) -> str:
+    return f"{run.part.name}, {run.layer.name}"
+
+
+def run_study(
+    study: Study,
+    data: Path,
+    records: Records,
+    folder: Path,
+    *,
+    jobs: int = 1,
+    minutes: float | None = None,
+    retry: bool = False,
+    on_run: Callable[[Progress], None] = lambda progress: None,
+) -> int:
+    """Do all runs that the records do not have; how many are still missing afterwards.
+
+    Args:
+        data: the folder with all data.
+        folder: for the runs' logs and histories.
+        jobs: processes that train side by side.
+        minutes: after which no run should be under way.
+        retry: do those again that failed.
+    """
+    runs = plan_runs(study)
+    missing = [run for run in runs if not _is_done(run, records, data, retry)]
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    queue = StudyQueue(missing, records, data, folder, deadline=deadline)
+    done = len(runs) - len(missing)
+
+    def ended(one: Ready, failure: str) -> None:
+        nonlocal done
+        result = read_result(one.folder)
+        seconds = time.monotonic() - one.started
+        if not failure and result is None:
+            failure = "no result"
+        kept = None if result is None else {**result, "jobs": jobs}
+        records.add(
+            one.run, fingerprint(one.recipe), one.recipe.optimiser.lr, kept, failure=failure or None, seconds=seconds
+        )
+        done += 1
+        on_run(Progress(one.run, records.runs[one.run.key], done, len(runs)))
+        queue.finish(one)
+
+    for run in missing:
+        # Of an attempt that failed, or that was stopped.
+        shutil.rmtree(folder / run.key.replace("/", "-"), ignore_errors=True)
+    if missing:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            serve(queue, min(jobs, len(missing)), ended, folder / DECODED)
+        finally:
+            shutil.rmtree(folder / DECODED, ignore_errors=True)
+    return sum(records.get(run) is None for run in runs)
+
+
+def _is_done(run: Run, records: Records, data: Path, retry: bool) -> bool:
+    record = records.get(run)
+    if record is None or (retry and record["failure"] is not None):
+        return False
+    if run.stage == SWEEP or record["failure"] is None:
+        rate = run.rate if run.stage == SWEEP else record["lr"]
+        records.get(run, fingerprint(run.recipe(data, rate)))
+    if run.stage == FINAL and record["failure"] is None:
+        _check_choice(run, record, records)
+    return True
+
+
+def _check_choice(run: Run, record: dict[str, Any], records: Records) -> None:
+    """A run that counts has the learning rate that the sweep chooses now, too."""
+    rate = choose_rate(run, records.sweep(run))
+    if rate is not None and rate != record["lr"]:
+        raise ValueError(
+            f"{records.path}: {run.key} has the learning rate {record['lr']:g}, but its sweep chooses {rate:g}: remove "
+            "the run, or give another --output"
+        )

@@ -1,0 +1,213 @@
+"""A study's file: what is compared, on what, and by which rules, all of it said before the first run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kronattn.names import near_names
+from kronattn.nn.context_registry import parse_context
+from kronattn.tasks import Task, find_task
+from kronattn.training.comparison import parse_seeds
+from kronattn.training.recipe import Recipe, load_recipe
+
+__all__ = ["Layer", "Part", "Study", "load_study"]
+
+# In a checkout the studies lie beside the sources; an installed package has a copy.
+_SHIPPED = (Path(__file__).parents[3] / "studies", Path(__file__).parents[1] / "studies")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A context layer of the study: one of ``kronattn.nn.list_contexts()``, with options."""
+
+    name: str
+    context: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One data set with one network.
+
+    Args:
+        name: what results call it.
+        recipe: the same for all layers: a file, or the name of one that comes with kronattn.
+        path: the data's, below the folder that the command is given.
+        layers: names of those that take part.
+        title: what readers call it; ``name`` by default.
+        settings: changes to the recipe, in its own structure.
+        seeds: of the runs that count, such as "0-4".
+        seeds_of: other seeds for some layers.
+        folds: those that are tested in turn, where the data has folds.
+        learning_rates: each layer's is chosen among these, by validation; one alone is taken as it is.
+        sweep_seed: of the runs that choose. Not among ``seeds``: those runs count, these do not.
+        sweep_folds: which of the folds choose: "each" for itself, or "first" for all.
+        prepared: the size that ``--prepare`` scales pictures to, height and width; as they are by default.
+    """
+
+    name: str
+    recipe: str
+    path: str
+    layers: Sequence[str]
+    title: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seeds: str = "0-4"
+    seeds_of: Mapping[str, str] = field(default_factory=dict)
+    folds: Sequence[int] = ()
+    learning_rates: Sequence[float] = ()
+    sweep_seed: int = 100
+    sweep_folds: str = "each"
+    prepared: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        where = f"data.{self.name}"
+        for layer in self.seeds_of:
+            if layer not in self.layers:
+                raise ValueError(f"{where}.seeds_of: {layer} is not among its layers: {', '.join(self.layers)}")
+        if self.sweep_folds not in ("each", "first"):
+            raise ValueError(f"{where}.sweep_folds must be 'each' or 'first', not {self.sweep_folds!r}")
+        if any(self.sweep_seed in self.seeds_for(layer) for layer in self.layers):
+            raise ValueError(f"{where}.sweep_seed {self.sweep_seed} is among its seeds: runs that choose cannot count")
+        if any(rate <= 0 for rate in self.learning_rates):
+            raise ValueError(f"{where}.learning_rates must be above 0, not {list(self.learning_rates)}")
+
+    def seeds_for(self, layer: str) -> list[int]:
+        """The seeds of a layer's runs that count."""
+        return parse_seeds(str(self.seeds_of.get(layer, self.seeds)))
+
+    @cached_property
+    def base(self) -> Recipe:
+        """The recipe before a layer, a seed, a fold and a learning rate are put into it."""
+        recipe = load_recipe(self.recipe, list(_overrides(self.settings)))
+        if self.folds and not hasattr(recipe.data.images, "fold"):
+            raise ValueError(f"data.{self.name}.folds are for spectrograms, and {self.recipe} is for {recipe.task}")
+        return recipe
+
+    @property
+    def task(self) -> Task:
+        return find_task(self.base.task)
+
+    @property
+    def score(self) -> str:
+        """The figure by which layers are judged."""
+        return self.task.score
+
+    @property
+    def label(self) -> str:
+        return self.title or self.name
+
+
+@dataclass(frozen=True)
+class Study:
+    """A whole study; ``references`` are the layers that all others are compared with."""
+
+    name: str
+    title: str
+    rules: Sequence[str]
+    layers: Mapping[str, Layer]
+    references: Sequence[str]
+    parts: Sequence[Part]
+
+    def chosen(self, names: Sequence[str]) -> Study:
+        """The study with some of its data sets alone."""
+        known = [part.name for part in self.parts]
+        for name in names:
+            if name not in known:
+                raise ValueError(f"--only {name}: {near_names(name, known)}")
+        return replace(self, parts=[part for part in self.parts if part.name in names]) if names else self
+
+
+_KEYS = ("title", "rules", "layers", "references", "data", "extends")
+
+
+def load_study(path: str | Path) -> Study:
+    """Read a study's file, or one that comes with kronattn, by its name.
+
+    A study may name another that it ``extends``, and give what differs alone; its ``data`` are then those that it
+    names.
+    """
+    place = _place(path)
+    written = _read(place)
+    for key in written:
+        if key not in _KEYS:
+            raise ValueError(f"{path}: unknown key {key!r}: {near_names(str(key), _KEYS)}")
+    for key in ("rules", "layers", "data"):
+        if not written.get(key):
+            raise ValueError(f"{path}: {key} is missing: a study says its rules, its layers and its data")
+    layers = {name: _layer(name, entry, path) for name, entry in written["layers"].items()}
+    references = list(written.get("references", ("none",)))
+    for name in references:
+        if name not in layers:
+            raise ValueError(f"{path}: references: {name!r} is not among layers: {near_names(str(name), layers)}")
+    parts = [_part(name, entry, list(layers), path) for name, entry in written["data"].items()]
+    return Study(place.stem, written.get("title", place.stem), list(written["rules"]), layers, references, parts)
+
+
+def _place(path: str | Path) -> Path:
+    if Path(path).is_file():
+        return Path(path)
+    shipped = {file.stem: file for folder in reversed(_SHIPPED) for file in sorted(folder.glob("*.yaml"))}
+    if str(path) not in shipped:
+        raise FileNotFoundError(f"there is no study {path}: {near_names(str(path), shipped)}")
+    return shipped[str(path)]
+
+
+def _layer(name: str, entry: Any, path: str | Path) -> Layer:
+    found: Any = {"context": name} if entry is None else entry
+    if not isinstance(found, Mapping) or not set(found) <= {"context", "options"}:
+        raise ValueError(f"{path}: layers.{name} takes context and options, not {entry!r}")
+    context = found.get("context", name)
+    parse_context(context)
+    return Layer(name, context, dict(found.get("options") or {}))
+
+
+def _part(name: str, entry: Any, layers: Sequence[str], path: str | Path) -> Part:
+    known = [one.name for one in fields(Part) if one.name != "name"]
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{path}: data.{name} must hold keys and values, not {entry!r}")
+    for key in entry:
+        if key not in known:
+            raise ValueError(f"{path}: unknown key 'data.{name}.{key}': {near_names(str(key), known)}")
+    for key in ("recipe", "path"):
+        if key not in entry:
+            raise ValueError(f"{path}: data.{name}.{key} is missing")
+    chosen = list(entry.get("layers", layers))
+    for layer in chosen:
+        if layer not in layers:
+            raise ValueError(f"{path}: data.{name}.layers: {layer!r} is not among layers: {near_names(layer, layers)}")
+    try:
+        rates = [float(rate) for rate in entry.get("learning_rates", ())]
+    except (TypeError, ValueError):
+        raise ValueError(f"{path}: data.{name}.learning_rates must be numbers, not {entry['learning_rates']}") from None
+    return Part(**{**entry, "name": name, "layers": chosen, "learning_rates": rates})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not a study: expected keys and values")
+    if "extends" not in found:
+        return found
+    base = _read(path.parent / found["extends"])
+    data = {name: {**base["data"].get(name, {}), **(entry or {})} for name, entry in found.get("data", {}).items()}
+    return {**base, **found, "data": data or base["data"]}
+
+
+def _overrides(settings: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Changes to a recipe as ``key=value``; free-form options are one value."""
+    for key, value in settings.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping) and name != "model.options":
+            yield from _overrides(value, f"{name}.")
+        else:
+            yield f"{name}={value if isinstance(value, str) else json.dumps(value)}"

@@ -1,0 +1,84 @@
+"""What a study found, in sentences: every one of them follows from the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["advice", "findings"]
+
+_NOTHING = "no difference shown"
+# The study's names of the layers that the advice is about.
+_NONE, _MEAN, _REGULAR = "none", "global_mean", "attention"
+
+
+def findings(part: Mapping[str, Any]) -> list[str]:
+    """A sentence for each reference: which layers are better, which worse, and for which nothing was shown.
+
+    Example:
+        >>> one = {"mean": 0.02, "low": 0.01, "high": 0.03, "verdict": "better", "pairs": 5}
+        >>> part = {"title": "Fronts", "references": ["none"], "score_label": "mean IoU", "paired_by": "seed",
+        ...         "layers": [{"layer": "kao_kv", "differences": {"none": one}}]}
+        >>> findings(part)
+        ['Over none: kao_kv (+2.00, from +1.00 to +3.00) is better.']
+    """
+    sentences = []
+    for reference in part["references"]:
+        groups: dict[str, list[str]] = {}
+        for entry in part["layers"]:
+            found = entry["differences"].get(reference)
+            if found is not None:
+                groups.setdefault(found["verdict"], []).append(_named(entry["layer"], found))
+        said = [
+            f"{_listed(groups[word])} {'is' if len(groups[word]) == 1 else 'are'} {word}"
+            for word in ("better", "maybe better", "maybe worse", "worse")
+            if word in groups
+        ]
+        if _NOTHING in groups:
+            said.append(f"no difference was shown for {_listed(groups[_NOTHING])}")
+        if said:
+            sentences.append(f"Over {reference}: {'; '.join(said)}.")
+    return sentences
+
+
+def advice(part: Mapping[str, Any]) -> str:
+    """Where to use what, in one sentence: nothing, a mean, Kronecker attention, or regular attention.
+
+    It speaks of what was shown after Holm's correction alone.
+    """
+    layers = {entry["layer"]: entry["differences"] for entry in part["layers"]}
+    helps = [name for name, found in layers.items() if _shown(found, _NONE, "better")]
+    if not part["runs"]:
+        return "Not measured yet."
+    if not helps:
+        return "No context layer was shown to help here: leave it out, or measure on your own data."
+    over_mean = [name for name in helps if name != _MEAN and _shown(layers[name], _MEAN, "better")]
+    kao = [name for name in over_mean if name.startswith("kao")]
+    if kao:
+        return f"{_listed(kao)} {_is(kao)} worth it: better than nothing and better than a mean."
+    if over_mean == [_REGULAR]:
+        return "Regular attention is worth its price here; Kronecker attention was not shown to be better than a mean."
+    if over_mean:
+        return f"{_listed(over_mean)} {_is(over_mean)} better than a mean; Kronecker attention was not shown to be."
+    if _MEAN in helps:
+        return "A mean is enough here: it helps, and nothing was shown to be better than it."
+    return f"{_listed(helps)} {'helps' if len(helps) == 1 else 'help'}, but none was shown to be better than a mean."
+
+
+def _shown(found: Mapping[str, Any], reference: str, word: str) -> bool:
+    return reference in found and found[reference]["verdict"] == word
+
+
+def _named(layer: str, found: Mapping[str, Any]) -> str:
+    if found["low"] is None:
+        return layer
+    low, high = (f"{100 * found[end]:+.2f}" for end in ("low", "high"))
+    return f"{layer} ({100 * found['mean']:+.2f}, from {low} to {high})"
+
+
+def _is(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

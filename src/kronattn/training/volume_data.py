@@ -1,0 +1,100 @@
+"""Volumes with labels for Lightning: from their files to crops in training, and to whole volumes in evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
+from torch import Tensor
+
+from kronattn.data.cache import Decoded, fingerprint
+from kronattn.data.images import BadImage
+from kronattn.data.volume_augment import VolumeSettings, random_volume_crop, vary_intensity
+from kronattn.data.volumes import IGNORED, DecodedVolumes, Volumes, decode_volumes, load_volumes
+from kronattn.names import near_names
+from kronattn.training.data import TrainingData
+from kronattn.training.sampling import IndexBatches
+
+__all__ = ["VolumeBatches"]
+
+DATASETS = ("nifti",)
+
+
+class VolumeBatches(TrainingData):
+    """Random crops of volumes in training; in evaluation one volume at a time, as it is: padding would change what a
+    context layer sees."""
+
+    _found: list[str] | None = None
+
+    @property
+    def images(self) -> VolumeSettings:
+        return self.settings.images
+
+    def class_names(self) -> list[str]:
+        if self.classes is not None:
+            # Of a trained network: what is evaluated need not come with what it was trained on.
+            return list(self.classes)
+        named = self.split("train").classes
+        if named is not None:
+            return list(named)
+        if self._found is None:
+            # Asked for before Lightning says which device it is: what is read for that is not what is trained on.
+            labels = self.build("train").labels
+            self._found = [f"class {number}" for number in range(int(labels[labels != IGNORED].max()) + 1)]
+        return self._found
+
+    def load(self, split: str) -> Volumes:
+        if self.settings.name not in DATASETS:
+            raise ValueError(f"unknown dataset {self.settings.name!r}: {near_names(self.settings.name, DATASETS)}")
+        if self.settings.path is None:
+            raise ValueError("volumes need to know where they lie: give --data PATH")
+        return load_volumes(self.settings.path, split)
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        classes = len(self.class_names())
+        for split, dataset in self._datasets.items():
+            most = int(dataset.labels[dataset.labels != IGNORED].max())
+            if most >= classes:
+                raise BadImage(
+                    f"{self.settings.path}: {split} has label {most}, but train has 0 to {classes - 1} alone"
+                )
+
+    def build(self, split: str) -> DecodedVolumes:
+        volumes = self.split(split)
+        key = f"volumes-{fingerprint([*volumes.images, *volumes.labels], volumes.classes)}"
+        return self.decoded(key, lambda: self._decode(volumes), DecodedVolumes)
+
+    def _decode(self, volumes: Volumes) -> Decoded:
+        return decode_volumes(volumes, track=self.track), []
+
+    def val_dataloader(self) -> Any:
+        dataset = self._datasets[self.evaluated]
+        order = UnrepeatedDistributedSampler(dataset, self._processes(), self._rank(), shuffle=False)
+        # Numbers alone, on the host: prepare has to know each volume's own size.
+        return IndexBatches(order, 1, torch.device("cpu"), drop_last=False)
+
+    test_dataloader = val_dataloader
+
+    def prepare(self, batch: tuple[Tensor, ...], split: str) -> tuple[Tensor, Tensor]:
+        dataset, settings = self._datasets[split], self.images
+        if split != "train":
+            return self._whole(dataset, int(batch[0]))
+        voxels, labels, sizes = dataset.gather(*batch) if self.gathers_on_device(dataset) else batch
+        # Before the crop: what a smaller volume is padded with stays zero.
+        voxels, labels = random_volume_crop(
+            vary_intensity(voxels.float(), settings.intensity), labels, sizes, settings.crop
+        )
+        return self._laid_out(voxels), labels
+
+    def _whole(self, dataset: DecodedVolumes, index: int) -> tuple[Tensor, Tensor]:
+        depth, height, width = dataset.own_sizes[index]
+        voxels = dataset.voxels[index : index + 1, :, :depth, :height, :width]
+        labels = dataset.labels[index : index + 1, :depth, :height, :width]
+        device = self.device()
+        return self._laid_out(voxels.to(device).float()), labels.to(device).long()
+
+    def _laid_out(self, voxels: Tensor) -> Tensor:
+        last = self.memory_format is torch.channels_last
+        return voxels.contiguous(memory_format=torch.channels_last_3d if last else torch.contiguous_format)

@@ -1,0 +1,42 @@
+"""What a study's file holds of several machines."""
+
+import json
+
+from kronattn.study.plan import Run
+from kronattn.study.records import Records
+from kronattn.study.stages import FINAL
+
+
+def run_of(study, seed=0):
+    return Run(study.parts[0], study.layers["none"], FINAL, seed, 1)
+
+
+def test_costs_and_environments_of_several_files_are_kept(study, tmp_path):
+    files = []
+    for seed, device in enumerate(("cpu", "cuda")):
+        records = Records(study, tmp_path / f"{device}.json")
+        records.add(run_of(study, seed), "f", 0.1, {"top1": 0.5, "environment": {"device": device}})
+        records.costs = {"sounds": {device: {"name": device}}}
+        records.write()
+        files.append(records.path)
+    both = Records(study, tmp_path / "both.json", files)
+    assert both.costs == {"sounds": {"cpu": {"name": "cpu"}, "cuda": {"name": "cuda"}}}
+    devices = [both.environments[run["environment"]]["device"] for run in both.runs.values()]
+    assert devices == ["cpu", "cuda"]
+
+
+def test_a_run_that_came_to_its_end_counts_before_one_that_failed(study, tmp_path):
+    good, bad = Records(study, tmp_path / "good.json"), Records(study, tmp_path / "bad.json")
+    good.add(run_of(study), "f", 0.1, {"top1": 0.5})
+    bad.add(run_of(study), "f", 0.1, None, failure="no memory")
+    for order in ([good.path, bad.path], [bad.path, good.path]):
+        (record,) = Records(study, tmp_path / "all.json", order).runs.values()
+        assert (record["failure"], record["validation"]) == (None, 0.5)
+
+
+def test_the_file_is_written_with_every_run(study, tmp_path):
+    records = Records(study, tmp_path / "results.json")
+    for seed in range(3):
+        records.add(run_of(study, seed), "f", 0.1, {"top1": 0.5, "test": {"top1": 0.4}}, seconds=1.234)
+        assert len(json.loads(records.path.read_text())["runs"]) == seed + 1
+    assert records.get(run_of(study, 2))["test"] == 0.4

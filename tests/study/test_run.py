@@ -1,0 +1,146 @@
+"""Doing a study: what waits for what, going on, failures, and time that runs out."""
+
+import json
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from kronattn.study.plan import plan_runs
+from kronattn.study.records import Records
+from kronattn.study.run import StudyQueue, run_study
+from kronattn.study.settings import load_study
+from kronattn.study.stages import FINAL, SWEEP
+from kronattn.study.summary import summarise_study
+
+from .conftest import STUDY
+
+
+def run_all(study, tmp_path, name="results.json", **options):
+    records = Records(study, tmp_path / name, options.pop("others", ()))
+    order = []
+    missing = run_study(
+        study,
+        tmp_path / "data",
+        records,
+        tmp_path / "runs",
+        on_run=lambda progress: order.append(progress.run),
+        **options,
+    )
+    return records, order, missing
+
+
+def test_a_whole_study(study, tmp_path, fake_workers):
+    records, order, missing = run_all(study, tmp_path, jobs=2)
+    assert (len(order), missing) == (18, 0)
+    finals = [run for run in records.runs.values() if run["stage"] == FINAL]
+    assert {run["lr"] for run in finals} == {0.1}
+    assert all(run["test"] == pytest.approx(run["validation"] - 0.2) for run in finals)
+    assert all(run["test"] is None for run in records.runs.values() if run["stage"] == SWEEP)
+    (part,) = summarise_study(json.loads((tmp_path / "results.json").read_text()))
+    gain = next(entry for entry in part["layers"] if entry["layer"] == "global_mean")["differences"]["none"]
+    assert (gain["mean"], gain["pairs"]) == (pytest.approx(0.0995), 2)
+
+
+def test_it_goes_on_where_it_was(study, tmp_path, fake_workers):
+    records, order, _ = run_all(study, tmp_path)
+    last = order[-1].key
+    del records.runs[last]
+    records.write()
+    again, order, missing = run_all(study, tmp_path)
+    assert [run.key for run in order] == [last]
+    assert missing == 0
+    assert again.runs.keys() == records.runs.keys() | {last}
+
+
+def test_runs_of_another_file_are_taken_over(study, tmp_path, fake_workers):
+    records, order, _ = run_all(study, tmp_path)
+    first = order[0].key
+    for key in list(records.runs):
+        if key != first:
+            del records.runs[key]
+    records.write()
+    _, order, _ = run_all(study, tmp_path, "others.json", others=[tmp_path / "results.json"])
+    assert len(order) == 17
+    assert first not in [run.key for run in order]
+
+
+def test_results_of_other_settings_are_not_mixed_in(study, tmp_path, fake_workers):
+    run_all(study, tmp_path)
+    changed = replace(study, parts=[replace(study.parts[0], settings={"epochs": 5})])
+    with pytest.raises(ValueError, match="results.json holds sounds/none/sweep/.* with other settings"):
+        run_all(changed, tmp_path)
+
+
+def test_what_failed_is_kept_and_can_be_tried_again(write_study, tmp_path, fake_workers):
+    study = load_study(write_study(STUDY.replace("[0.01, 0.1]", "[0.01, 9]")))
+    records, _, missing = run_all(study, tmp_path)
+    assert missing == 0
+    failed = [run for run in records.runs.values() if run["failure"]]
+    assert [run["stage"] for run in failed] == [SWEEP] * 3
+    assert failed[0]["failure"] == "the loss became NaN"
+    assert {run["lr"] for run in records.runs.values() if run["stage"] == FINAL} == {0.01}
+    assert run_all(study, tmp_path)[1] == []
+    assert len(run_all(study, tmp_path, retry=True)[1]) == 3
+
+
+def test_nothing_to_choose_from(write_study, tmp_path, fake_workers):
+    study = load_study(write_study(STUDY.replace("[0.01, 0.1]", "[9, 9.0]")))
+    records, _, missing = run_all(study, tmp_path, jobs=2)
+    assert missing == 0
+    finals = [run for run in records.runs.values() if run["stage"] == FINAL]
+    assert len(finals) == 12
+    assert all("no run came to its end with any learning rate" in run["failure"] for run in finals)
+
+
+def test_no_time(study, tmp_path, fake_workers):
+    records, order, missing = run_all(study, tmp_path, minutes=0)
+    assert (order, missing, records.runs) == ([], 18, {})
+
+
+@pytest.fixture
+def queue(study, tmp_path):
+    def make(runs=None, **options):
+        records = Records(study, tmp_path / "queue.json")
+        return StudyQueue(plan_runs(study) if runs is None else runs, records, tmp_path, tmp_path, **options)
+
+    return make
+
+
+def test_runs_that_count_wait_for_those_that_choose(study, queue):
+    runs = [run for run in plan_runs(study) if run.layer.name == "none"]
+    waiting = queue(runs)
+    first, second = waiting.take(set()), waiting.take(set())
+    assert {first.run.rate, second.run.rate} == {0.01, 0.1}
+    for one, score in ((first, 0.9), (second, 0.5)):
+        waiting.records.add(one.run, "", one.run.rate, {"top1": score})
+    waiting.finish(first)
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(waiting.take(set())))
+    thread.start()
+    thread.join(0.05)
+    assert taken == []
+    waiting.finish(second)
+    thread.join(10)
+    assert (taken[0].run.stage, taken[0].recipe.optimiser.lr) == (FINAL, first.run.rate)
+
+
+def test_a_process_keeps_to_what_it_knows(queue):
+    assert queue().take({"sounds, kao"}).run.layer.name == "kao"
+
+
+def test_a_run_that_would_end_too_late_is_not_begun(queue):
+    late = queue(deadline=time.monotonic() + 60)
+    one = late.take(set())
+    late._seconds["sounds"] = [100.0]
+    assert late.take(set()) is None
+    late.finish(one)
+
+
+def test_a_file_that_is_no_study(study, tmp_path):
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match="other.json does not hold a study's results"):
+        Records(study, tmp_path / "other.json")
+    with pytest.raises(FileNotFoundError, match="there is no file .*gone.json of a study's results"):
+        Records(study, tmp_path / "new.json", [tmp_path / "gone.json"])

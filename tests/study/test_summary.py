@@ -1,0 +1,170 @@
+"""From runs to what they say, in figures, words, tables and a page."""
+
+import copy
+
+import pytest
+
+from kronattn.study.figures import draw_costs, draw_gains
+from kronattn.study.page import study_page
+from kronattn.study.summary import summarise_study
+from kronattn.study.tables import part_table, sweep_table
+from kronattn.study.words import advice, findings
+
+SCORES = {
+    "none": [0.50, 0.51, 0.49, 0.50, 0.52],
+    "global_mean": [0.60, 0.61, 0.59, 0.60, 0.625],
+    "kao_kv": [0.601, 0.60, 0.60, 0.59, 0.62],
+}
+
+
+def record(layer, seed, test, stage="final", **more):
+    return {
+        "key": f"fronts/{layer}/{stage}/seed{seed}",
+        "data": "fronts",
+        "layer": layer,
+        "stage": stage,
+        "seed": seed,
+        "fold": None,
+        "lr": 0.1,
+        "validation": test + 0.01,
+        "test": test if stage == "final" else None,
+        "parameters": 10,
+        "madd": 2000,
+        "peak_bytes": None,
+        "seconds": 3.0,
+        "failure": None,
+        "environment": 0,
+        **more,
+    }
+
+
+def study(scores=SCORES, folds=()):
+    return {
+        "study": {
+            "title": "Fronts <and> backs",
+            "rules": ["All alike."],
+            "references": ["none", "global_mean"],
+            "data": [
+                {
+                    "name": "fronts",
+                    "title": "House fronts",
+                    "layers": list(scores),
+                    "score": "mean_iou",
+                    "score_label": "mean IoU",
+                    "folds": list(folds),
+                    "planned": 15,
+                }
+            ],
+        },
+        "runs": [record(layer, seed, x) for layer, values in scores.items() for seed, x in enumerate(values)],
+        "costs": {},
+        "environments": [{"device": "paper"}],
+    }
+
+
+def layer_of(found, name):
+    return next(entry for entry in summarise_study(found)[0]["layers"] if entry["layer"] == name)
+
+
+def test_differences_are_paired_and_corrected():
+    (part,) = summarise_study(study())
+    assert part["comparisons"] == 3  # of three layers, each pair once
+    gain = layer_of(study(), "global_mean")["differences"]["none"]
+    assert gain["mean"] == pytest.approx(0.101)
+    assert gain["verdict"] == "better"
+    assert gain["p"] < gain["p_holm"] <= 3 * gain["p"]
+    assert layer_of(study(), "kao_kv")["differences"]["global_mean"]["verdict"] == "no difference shown"
+    assert layer_of(study(), "none")["differences"]["global_mean"]["verdict"] == "worse"
+
+
+def test_an_interval_that_does_not_survive_the_correction_is_a_maybe():
+    scores = {"none": [0.5, 0.5, 0.5, 0.5], "kao_kv": [0.51, 0.53, 0.54, 0.54]}
+    scores |= {f"other{n}": [0.5, 0.51, 0.49, 0.5] for n in range(4)}
+    gain = layer_of(study(scores), "kao_kv")["differences"]["none"]
+    assert (gain["p"] < 0.05 < gain["p_holm"], gain["verdict"]) == (True, "maybe better")
+
+
+def test_seeds_of_one_fold_are_one_pair():
+    found = study({"none": [0.5, 0.5, 0.6, 0.6], "kao_kv": [0.6, 0.7, 0.7, 0.8]}, folds=[1, 2])
+    for run in found["runs"]:
+        run["fold"], run["seed"] = run["seed"] // 2 + 1, run["seed"] % 2
+    gain = layer_of(found, "kao_kv")["differences"]["none"]
+    assert (gain["pairs"], gain["mean"]) == (2, pytest.approx(0.15))
+    assert summarise_study(found)[0]["paired_by"] == "fold"
+
+
+def test_failures_are_in_the_table_and_not_in_the_means():
+    found = study()
+    found["runs"][0] |= {"failure": "the loss became NaN", "test": None, "validation": None}
+    entry = layer_of(found, "none")
+    assert (entry["runs"], len(entry["failures"])) == (4, 1)
+    assert layer_of(found, "kao_kv")["differences"]["none"]["pairs"] == 4
+    table = part_table(summarise_study(found)[0])
+    assert table.groups[0].rows[0][1].text == "4 (1 failed)"
+    assert any("the loss became NaN" in note for note in table.notes)
+
+
+def test_missing_runs_are_said():
+    found = study()
+    found["runs"].pop()
+    assert "1 of 15 planned runs are missing." in part_table(summarise_study(found)[0]).notes
+
+
+def test_words():
+    (part,) = summarise_study(study())
+    assert advice(part) == "A mean is enough here: it helps, and nothing was shown to be better than it."
+    over_none, over_mean = findings(part)
+    assert over_none.startswith("Over none: global_mean (+10.10, from ")
+    assert "no difference was shown" in over_mean
+    better = copy.deepcopy(SCORES) | {"kao_kv": [x + 0.2 for x in SCORES["none"]]}
+    assert (
+        advice(summarise_study(study(better))[0]) == "kao_kv is worth it: better than nothing and better than a mean."
+    )
+    regular = copy.deepcopy(SCORES) | {"attention": [x + 0.2 for x in SCORES["none"]]}
+    assert advice(summarise_study(study(regular))[0]).startswith("Regular attention is worth its price here")
+    nothing = dict.fromkeys(SCORES, SCORES["none"])
+    assert advice(summarise_study(study(nothing))[0]).startswith("No context layer was shown to help here")
+    assert advice(summarise_study(study() | {"runs": []})[0]) == "Not measured yet."
+
+
+def test_the_sweep():
+    found = study()
+    assert sweep_table(summarise_study(found)[0]) is None
+    found["runs"] += [
+        record("none", 100, 0.4, "sweep", lr=0.01),
+        record("none", 100, 0.3, "sweep", lr=0.1, failure="the loss became NaN"),
+    ]
+    table = sweep_table(summarise_study(found)[0])
+    assert [cell.text for cell in table.groups[0].rows[0]] == ["none", "41.00", "failed"]
+
+
+COSTS = {
+    "fronts": {
+        "cpu": {
+            "name": "paper, 2 threads",
+            "how": "one image",
+            "layers": {name: {"seconds": 0.01 * (at + 1)} for at, name in enumerate(SCORES)},
+        }
+    }
+}
+
+
+def test_figures():
+    summary = summarise_study(study())
+    gains = draw_gains(summary, ["none", "global_mean"])
+    assert [axis.get_title() for axis in gains.axes] == [
+        "House fronts: over none",
+        "House fronts: over global_mean",
+    ]
+    assert draw_costs(summary, {}, "none") is None
+    costs = draw_costs(summary, COSTS, "none")
+    assert {text.get_text() for text in costs.axes[0].texts} == {"global_mean", "kao_kv"}
+
+
+def test_the_page():
+    page = study_page(study() | {"costs": COSTS})
+    assert "Fronts &lt;and&gt; backs" in page
+    assert page.count("<img ") == 2
+    assert "paper, 2 threads" in page
+    assert "http" not in page
+    assert "Not measured yet." in study_page(study() | {"runs": []})
