@@ -101,15 +101,13 @@ def _is_whole(value: Any, least: int, most: int) -> bool:
 
 
 def _are_numbers(values: Any, least: float) -> bool:
-    return (
-        isinstance(values, list)
-        and 1 <= len(values) <= 2**10
-        and all(isinstance(value, int | float) and least <= value <= 1e6 for value in values)
+    return isinstance(values, list | tuple) and all(
+        isinstance(value, int | float) and least <= value <= 1e6 for value in values
     )
 
 
 def _is_colour(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(_is_whole(part, 0, 255) for part in value)
+    return isinstance(value, list | tuple) and len(value) == 3 and all(_is_whole(part, 0, 255) for part in value)
 
 
 _SIDE = (lambda value: _is_whole(value, 1, 2**14), "a number of pixels")
@@ -124,8 +122,8 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
         "a list of names",
     ),
-    "mean": (lambda value: _are_numbers(value, -1e6), "a number for each channel"),
-    "std": (lambda value: _are_numbers(value, 1e-6), "a positive number for each channel"),
+    "mean": (lambda value: _are_numbers(value, -1e6), "numbers, one for each channel"),
+    "std": (lambda value: _are_numbers(value, 1e-6), "positive numbers, one for each channel"),
     "resize": _SIDE,
     "size": _SIDE,
     "task": (lambda value: isinstance(value, str), "a name"),
@@ -134,10 +132,10 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "ignore_index": (lambda value: _is_whole(value, -(2**31), 2**31), "a label"),
     "palette": (lambda value: isinstance(value, list) and all(map(_is_colour, value)), "a list of colours"),
     "shape": (
-        lambda value: isinstance(value, list) and len(value) <= 5 and all(_is_whole(size, 1, 2**14) for size in value),
+        lambda value: isinstance(value, list | tuple) and all(_is_whole(size, 1, 2**14) for size in value),
         "a list of sizes",
     ),
-    "fold": (lambda value: value is None or _is_whole(value, 0, 2**31), "a number"),
+    "fold": (lambda value: value is None or _is_whole(value, 0, 1000), "a number or nothing"),
 }
 # Options that would have weights read from elsewhere than the file that names them.
 _FROM_ELSEWHERE = (
@@ -235,10 +233,7 @@ def build_model(name: str, options: Mapping[str, Any]) -> nn.Module:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], Description | None]:
-    """The tensors of a safetensors file or of a checkpoint's network, and the description where there is one.
-
-    Files that hold anything but tensors and plain values are refused: nothing in them is ever executed.
-    """
+    """The tensors of a safetensors file or of a checkpoint's network, and the description where there is one."""
     content, metadata = read_file(path)
     described = metadata.get(DESCRIPTION_KEY, content.get(DESCRIPTION_KEY))
     tensors = content.get("state_dict", content)

@@ -262,7 +262,8 @@ def _finish(
     if figures_only:
         best = max((row for row in rows if f"val/{task.score}" in row), key=lambda row: row[f"val/{task.score}"])
     else:
-        best = next(row for row in rows if row["epoch"] == unpack(folder / BEST)["epoch"] + 1)
+        best_epoch = unpack(folder / BEST)["epoch"] + 1
+        best = next(row for row in rows if row["epoch"] == best_epoch)
     result: dict[str, Any] = {
         "task": recipe.task,
         "data": recipe.data.name,
