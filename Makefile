@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test test-kernels lint types unit docs test-oldest test-integrations walk clean
+.PHONY: setup demo test test-slow test-kernels test-sweep soak lint types unit docs test-oldest test-integrations walk clean
 
 setup: $(STAMP)
 
@@ -30,11 +30,20 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/ops/test_compiles_for_sm90.py
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# What make test leaves out: whole sweeps of which it runs a part, and random cases by the thousand.
+test-slow: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile=large tests/ops/test_backends.py tests/distributions tests/training/test_segmentation.py
 
 # Every kernel, compiled for an H100 or H200 by the Triton that is installed; no GPU is needed.
 test-kernels: setup
-	$(BIN)/python -m pytest tests/ops/test_compiles_for_sm90.py
+	$(BIN)/python -m pytest -m slow tests/ops/test_compiles_for_sm90.py
+
+# Every fused network at twenty sizes, before and after training: minutes.
+test-sweep: setup
+	$(BIN)/python -m pytest -m sweep tests/inference
 
 # Warnings are errors: a link to a page that is not there, a name that the API does not have.
 docs: setup
@@ -56,6 +65,13 @@ test-integrations: setup
 	printf 'opencv-python; python_version < "3"\n' > .venv-integrations/overrides.txt
 	$(BIN)/uv pip install --quiet --python .venv-integrations/bin/python --compile-bytecode --constraint constraints.txt --override .venv-integrations/overrides.txt --editable '.[all,dev,ultralytics]' $(INTEGRATIONS)
 	.venv-integrations/bin/python -m pytest tests/integrations
+
+# Random cases for as long as you like: make soak MINUTES=60 SEED=1. What it tried and found goes to results/soak.json.
+MINUTES ?= 10
+SEED    ?= 0
+
+soak: setup
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
 # Every command and snippet of the README and the guide, as a newcomer types them, in an empty folder: minutes.
 walk: setup

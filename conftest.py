@@ -4,13 +4,19 @@ import os
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Examples of the guide import what may not be installed; tests/integrations and tests/test_docs.py run them.
 collect_ignore = ["docs/examples"]
 
-# pytest --hypothesis-profile=large: as many random cases as anyone has the patience for.
-settings.register_profile("large", max_examples=500)
+# The same few cases in every run: a red run is the change's doing. The soak looks for new ones, and for many.
+_ALWAYS = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
+settings.register_profile("ci", max_examples=40, derandomize=True, **_ALWAYS)
+settings.register_profile("large", max_examples=3000, **_ALWAYS)
+settings.load_profile("ci")
+
+# Commands that tests start have a choice made for them: how busy the machine is should make no difference.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if not torch.cuda.is_available():
     # Kernels run in Triton's interpreter, which has to be asked for before Triton is imported.

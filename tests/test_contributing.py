@@ -44,7 +44,7 @@ def grading(monkeypatch):
 
 
 def test_a_task_is_a_file_and_a_line(grading, tmp_path, capsys):
-    small = ["task=grading", "epochs=1", "model.options.width=0.25", "accelerator=cpu"]
+    small = ["task=grading", "iterations=4", "model.options.width=0.25", "accelerator=cpu"]
     run = tmp_path / "run"
     assert main(["train", "--config", "digits", *small, "--output", str(run), "--json"]) == 0
     trained = json.loads(capsys.readouterr().out)

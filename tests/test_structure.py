@@ -20,6 +20,7 @@ ROOMS = [
     "ops",
     "nn",
     "distributions",
+    "inference",
     "models",
     "data",
     "measure",

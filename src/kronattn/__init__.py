@@ -1,5 +1,6 @@
 """Kronecker attention for PyTorch: attention over images, video and volumes at about the price of a copy."""
 
+from kronattn.inference import fuse
 from kronattn.models import create_model, list_models
 from kronattn.models.timm_hook import register_when_timm_is_imported
 from kronattn.nn import record_coefficients
@@ -12,6 +13,7 @@ __all__ = [
     "axis_averages",
     "create_model",
     "explain_plan",
+    "fuse",
     "kronecker_attention",
     "list_models",
     "outer_sum",

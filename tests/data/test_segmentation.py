@@ -46,7 +46,7 @@ class TestFolder:
             write(tmp_path / "top" / kind / "train" / "deep" / "a.png", image)
         found = load_segmentation("folder", tmp_path, "train", classes=3)
         assert stems(found) == ["a"]
-        found.pair(0)
+        assert np.array_equal(found.pair(0)[1], labels(0, 3))
 
     def test_archive(self, tmp_path):
         path = as_tar(write_folder(tmp_path / "mine", {"train": 2}), tmp_path / "mine.tar")
@@ -142,7 +142,11 @@ class TestVOC:
     def test_archive(self, tmp_path):
         write_voc(tmp_path, ["a"], ["b"])
         path = as_tar(tmp_path / "VOCdevkit", tmp_path / "VOCtrainval.tar")
-        load_segmentation("voc", path, "val").pair(0)
+        found = load_segmentation("voc", path, "val")
+        assert stems(found) == ["b"]
+        image, mask = found.pair(0)
+        assert image.size == mask.shape[::-1]
+        assert set(np.unique(mask)) <= {*range(len(VOC.classes)), 255}
 
     def test_2012_among_several_years(self, tmp_path):
         base = write_voc(tmp_path, ["a"], ["b"])
@@ -160,7 +164,8 @@ class TestVOC:
         assert stems(found) == ["a", "b", "s1", "s2"]
         assert [Path(entry.name).suffix for entry in found.masks] == [".png", ".png", ".mat", ".mat"]
         for index in range(4):
-            found.pair(index)
+            image, mask = found.pair(index)
+            assert image.size == mask.shape[::-1]
         assert stems(load_segmentation("voc_aug", where, "val")) == ["v"]
 
     @pytest.mark.parametrize("listing", ["trainaug", "train_aug", None])
@@ -177,7 +182,7 @@ class TestVOC:
         found = load_segmentation("voc_aug", tmp_path, "train")
         assert stems(found) == (["s1", "a"] if listing else ["a", "s1", "s2"])
         assert all("SegmentationClassAug" in entry.name for entry in found.masks)
-        found.pair(0)
+        assert np.array_equal(found.pair(stems(found).index("s1"))[1], labels(52))
         (entry,) = load_segmentation("voc_aug", tmp_path, "val").masks
         assert "SegmentationClass/" in entry.name
 

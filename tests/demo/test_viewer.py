@@ -56,6 +56,16 @@ def test_the_margins_hold_the_weights(viewer, tmp_path):
     assert not (pixels[MARGIN:, : MARGIN - 4] == 255).all()
 
 
+@pytest.mark.parametrize("size", [(1, 1), (3000, 2), (2, 3000)])
+def test_thin_images(viewer, tmp_path, size):
+    """Found by the soak: a row of the attention may be less than a pixel of what is shown."""
+    path = tmp_path / "thin.png"
+    Image.new("RGB", size, "red").save(path)
+    view, text = viewer.view(viewer.look(str(path)), 0, "kv", (0.5, 0.5))
+    assert min(view.size) > MARGIN
+    assert "attends most to" in text
+
+
 def test_places(viewer):
     assert place_in_view((172, 272), (MARGIN + 50, MARGIN + 100)) == (0.5, 0.5)
     assert place_in_view((172, 272), (3, 300)) == (0.0, 1.0)

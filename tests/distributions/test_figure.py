@@ -1,5 +1,6 @@
 """The theorem's figure."""
 
+import io
 import sys
 from dataclasses import replace
 
@@ -45,7 +46,12 @@ def test_a_wrong_claim_shows():
 def test_narrow_and_tall(height, width):
     setting = random_setting(height, width)
     figure = draw_theorem(setting, draw_samples(setting, 1500))
-    figure.savefig("/dev/null", format="svg")
+    entries = height * width
+    assert image(figure, "Covariance of X: Ω ⊕ Ψ (Eq. 2)").shape == (entries, entries)
+    assert image(figure, "Variance of each entry of X̃: sampled").shape == (height, width)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="svg")
+    assert drawn.getvalue().startswith(b"<?xml")
 
 
 def test_without_matplotlib(monkeypatch):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal, kl_divergence
 
@@ -24,7 +24,6 @@ def parameters(height, width, seed=0):
     )
 
 
-@settings(deadline=None, max_examples=40)
 @given(height=SIZES, width=SIZES, seed=st.integers(0, 10**6))
 def test_density_entropy_and_moments_are_those_of_the_dense_normal(height, width, seed):
     given_parameters = parameters(height, width, seed)
@@ -39,7 +38,6 @@ def test_density_entropy_and_moments_are_those_of_the_dense_normal(height, width
     assert ours.batch_shape == ()
 
 
-@settings(deadline=None, max_examples=25)
 @given(height=SIZES, width=SIZES, seed=st.integers(0, 10**6))
 def test_gradients_of_the_density_are_those_of_the_dense_normal(height, width, seed):
     leaves = [p.requires_grad_() for p in (*parameters(height, width, seed), normal(3, height, width, seed=seed))]
@@ -50,7 +48,6 @@ def test_gradients_of_the_density_are_those_of_the_dense_normal(height, width, s
         close(one, other, rtol=1e-10, atol=1e-10)
 
 
-@settings(deadline=None, max_examples=20)
 @given(height=SIZES, width=SIZES, seed=st.integers(0, 10**6))
 def test_kl_divergence_is_that_of_the_dense_normals(height, width, seed):
     first, second = parameters(height, width, seed), parameters(height, width, seed + 10)

@@ -80,6 +80,15 @@ def test_ratio_has_the_spread_of_its_rounds():
     assert found.ratio(rows[1], "missing") is None
 
 
+def test_ratio_of_turns_has_the_spread_of_quartiles():
+    rows = [
+        Row("base", {}, time_ms=2.0, quartiles_ms=(1.8, 2.4)),
+        Row("other", {}, time_ms=1.0, quartiles_ms=(0.8, 1.2)),
+    ]
+    ratio = Comparison("example", "base", rows).ratio(rows[1])
+    assert (ratio.value, ratio.low, ratio.high) == (2, pytest.approx(1.5), pytest.approx(3))
+
+
 class TestFiles:
     def write(self, path, found, **changes):
         path.write_text(json.dumps({**found.to_json(), **changes}))

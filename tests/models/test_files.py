@@ -2,9 +2,11 @@
 
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from kronattn.models import create_model
@@ -133,3 +135,54 @@ def test_timms_networks(tmp_path):
     copy, _ = load_model(tmp_path / "r.safetensors")
     assert isinstance(copy, nn.Module)
     assert torch.equal(copy.fc.weight, network.fc.weight)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("model", 7, "the description's model must be a name, not 7"),
+        ("options", ["width"], "the description's options must be options by name"),
+        ("classes", "ab", "the description's classes must be a list of names"),
+        ("std", [1, 0, 1], "the description's std must be a positive number for each channel"),
+        ("mean", [0.5, float("nan"), 0.5], "the description's mean must be a number for each channel"),
+        ("size", 0, "the description's size must be a number of pixels, not 0"),
+        ("size", 10**9, "the description's size must be a number of pixels"),
+        ("task", 7, "the description's task must be a name, not 7"),
+        ("palette", [[0, 0, 300]], "the description's palette must be a list of colours"),
+        ("options", {"width": "wide"}, "describes a network that cannot be built: kanet_qkv"),
+        ("model", "timm/hf-hub:someone/something", "which this version does not know"),
+    ],
+)
+def test_a_description_that_is_none(tmp_path, network, entry, value, message):
+    """Found by the soak: files come from anywhere, and their descriptions with them."""
+    path = tmp_path / "net.safetensors"
+    described = json.dumps({**DESCRIPTION.to_dict(), entry: value})
+    save_file(network.state_dict(), path, metadata={"kronattn": described})
+    with pytest.raises(ValueError, match=message) as raised:
+        load_model(path)
+    assert str(path) in str(raised.value)
+
+
+def test_descriptions_that_are_no_dictionaries(tmp_path, network):
+    path = tmp_path / "net.safetensors"
+    for text in ("7", "[]", "{}", "{", "[" * 100_000):
+        save_file(network.state_dict(), path, metadata={"kronattn": text})
+        with pytest.raises(ValueError, match="net.safetensors"):
+            load_model(path)
+
+
+def test_a_file_has_nothing_read_from_elsewhere(tmp_path, network):
+    """Its options may name other files, as a recipe's do; the weights are those of the file itself."""
+    path = tmp_path / "net.safetensors"
+    options = {**OPTIONS, "pretrained": True, "checkpoint_path": "/etc/passwd", "backbone_weights": "/etc/passwd"}
+    save_model(path, network, replace(DESCRIPTION, options=options))
+    found, _ = load_model(path)
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(found(x), network(x))
+
+
+@pytest.mark.parametrize("state", [{"state_dict": 7}, {"state_dict": {"a": 7}}, {"a": [1]}, {7: torch.zeros(1)}])
+def test_checkpoints_without_tensors(tmp_path, state):
+    torch.save({"kronattn": DESCRIPTION.to_dict(), **state}, tmp_path / "net.ckpt")
+    with pytest.raises(ValueError, match="net.ckpt|do not fit"):
+        load_model(tmp_path / "net.ckpt")

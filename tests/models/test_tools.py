@@ -229,29 +229,40 @@ def test_static_quantisation(name):
         assert "quantized" in kinds[key], key
 
 
-def _shard(rank, folder, name):
+SHARDED = ("kanet_kv", "deeplabv2_kao_qkv")
+
+
+def _shard(rank, folder):
     from torch.distributed.fsdp import fully_shard
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     torch.set_num_threads(1)
-    model = build(name)
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear | nn.BatchNorm2d):
-            fully_shard(module)
-    fully_shard(model)
-    output = model(image())
-    output.square().sum().backward()
-    gradients = [parameter.grad.full_tensor().abs().sum().item() for parameter in model.parameters()]
-    if rank == 0:
-        torch.save((output.detach(), gradients), f"{folder}/found.pt")
+    for name in SHARDED:
+        model = build(name)
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear | nn.BatchNorm2d):
+                fully_shard(module)
+        fully_shard(model)
+        output = model(image())
+        output.square().sum().backward()
+        gradients = [parameter.grad.full_tensor().abs().sum().item() for parameter in model.parameters()]
+        if rank == 0:
+            torch.save((output.detach(), gradients), f"{folder}/{name}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", ["kanet_kv", "deeplabv2_kao_qkv"])
-def test_sharded_module_by_module(name, tmp_path):
-    mp.spawn(_shard, args=(str(tmp_path), name), nprocs=2)
-    output, gradients = torch.load(tmp_path / "found.pt")
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """All networks in one pair of processes: to start them takes longer than anything that they do."""
+    folder = tmp_path_factory.mktemp("sharded")
+    mp.spawn(_shard, args=(str(folder),), nprocs=2)
+    return folder
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_sharded_module_by_module(name, sharded):
+    output, gradients = torch.load(sharded / f"{name}.pt")
     model = build(name)
     expected = model(image())
     expected.square().sum().backward()

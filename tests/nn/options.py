@@ -127,3 +127,21 @@ def expected(layer: KroneckerAttention, tensors: list[Tensor], masks: dict[str, 
     if layer.layer_scale is not None:
         y = y * layer.layer_scale.gain.view(-1, *[1] * (x.dim() - 2))
     return y if mask is None else y * mask.unsqueeze(1)
+
+
+def kept_keys(layer: KroneckerAttention, case: LayerCase, dtype: torch.dtype, device: str) -> Tensor | None:
+    """What dropout multiplies each key's coefficients by, (N, num_heads, S), in the call after the same seed."""
+    if layer.dropout is None:
+        return None
+    torch.manual_seed(case.seed)
+    keys, channels = sum(case.key_grid or case.grid), 4 // layer.num_heads
+    kept = layer.dropout(torch.ones(3, keys * layer.num_heads, channels, dtype=dtype, device=device))
+    return kept[..., 0].unflatten(1, (-1, layer.num_heads)).transpose(1, 2).double().cpu()
+
+
+def gradients(layer: KroneckerAttention, output: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    """Of a weighted sum of the output, for inputs and parameters."""
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wanted = [*leaves, *layer.parameters()]
+    found = torch.autograd.grad((output * weights.to(output)).sum(), wanted, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(found, wanted, strict=True)]

@@ -350,11 +350,10 @@ class TestEveryContext:
             (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
             torch.testing.assert_close(torch.from_numpy(y), model(x), rtol=1e-4, atol=1e-4)
 
-    @pytest.mark.slow
     def test_compiles_whole_without_recompiling(self, name):
         torch._dynamo.reset()
         layer = built(name)
-        compiled = torch.compile(layer, fullgraph=True, dynamic=True)
+        compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
         # PyTorch's max-pooling asks about odd and even sizes by itself.
         limit = 4 if name == "attention_pool" else 1
         with torch._dynamo.config.patch(recompile_limit=limit, fail_on_recompile_limit_hit=True):

@@ -18,29 +18,12 @@ from kronattn.nn import KroneckerAttention, KroneckerSegmentationHead
 from kronattn.nn.positions import AxisPositions
 from kronattn.ops.plan import override_plan
 from kronattn.ops.triton.availability import interpreted
-from tests.nn.options import LayerCase, expected, layer_cases
+from tests.nn.options import LayerCase, expected, gradients, kept_keys, layer_cases
 from tests.ops.cases import LARGE, TOLERANCE, random_cases, relative_error
 
 # Of the kernels' own tests: sums of a few more terms than the operators'.
 KERNELS = 2e-5
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def kept_keys(layer, case: LayerCase, dtype: torch.dtype, device: str):
-    """What dropout multiplies each key's coefficients by, (N, num_heads, S), in the call after the same seed."""
-    if layer.dropout is None:
-        return None
-    torch.manual_seed(case.seed)
-    keys, channels = sum(case.key_grid or case.grid), 4 // layer.num_heads
-    kept = layer.dropout(torch.ones(3, keys * layer.num_heads, channels, dtype=dtype, device=device))
-    return kept[..., 0].unflatten(1, (-1, layer.num_heads)).transpose(1, 2).double().cpu()
-
-
-def gradients(layer, output, leaves):
-    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    wanted = [*leaves, *layer.parameters()]
-    found = torch.autograd.grad((output * weights.to(output)).sum(), wanted, allow_unused=True)
-    return [torch.zeros_like(x) if g is None else g for g, x in zip(found, wanted, strict=True)]
 
 
 def check(case: LayerCase, dtype: torch.dtype, tolerance: float, device: str = "cpu", **stages: str) -> None:

@@ -283,7 +283,6 @@ class TestTransforms:
                 expected.square().sum().backward()
                 torch.testing.assert_close(x.grad, y.grad)
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("mode", MODES)
     def test_inductor(self, mode):
         torch._dynamo.reset()

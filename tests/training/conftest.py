@@ -5,8 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
+from kronattn.measure import count_madd
+from kronattn.training import run
 from kronattn.training.recipe import Recipe, load_recipe
 
 SMALL = """
@@ -29,6 +32,31 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def with_curves() -> bool:
+    """For tests that look at the curves of a run, which otherwise are an empty picture: drawing takes as long as
+    training such small networks."""
+    return True
+
+
+_COUNTED: dict[tuple[str, ...], int] = {}
+
+
+@pytest.fixture(autouse=True)
+def _counted_once(monkeypatch, request):
+    """Multiply-adds of each network are counted once in a session: that takes as long as training it."""
+
+    def count(network, image):
+        key = repr(network), str(image.shape)
+        if key not in _COUNTED:
+            _COUNTED[key] = count_madd(network, image)
+        return _COUNTED[key]
+
+    monkeypatch.setattr(run, "count_madd", count)
+    if "with_curves" not in request.fixturenames:
+        monkeypatch.setattr(run, "draw_curves", lambda *arguments, **options: Figure(figsize=(1, 1)))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import torch
 
+from kronattn.training import run
 from kronattn.training.image_data import ImageData
+from tests.training.two_processes import build, keep_gradients
 
 ROOT = Path(__file__).parents[2]
 # No draws but the order of images, which all processes share.
@@ -23,14 +25,18 @@ SETTINGS = (
 )
 
 
-def step(recipe_file: Path, folder: Path, processes: int, *settings: str) -> dict[str, torch.Tensor]:
-    script = [str(ROOT / "tests" / "training" / "two_processes.py"), str(recipe_file), str(folder)]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    command = [sys.executable, *torchrun, *script, *SETTINGS, f"devices={processes}", *settings]
+def two_processes(recipe_file: Path, *runs: str) -> None:
+    """Runs one after the other, each a folder and its settings: starting the processes takes longer than any."""
+    script = [str(ROOT / "tests" / "training" / "two_processes.py"), str(recipe_file)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [sys.executable, *torchrun, *script, " ".join([*SETTINGS, "devices=2"]), *runs]
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def gradients(folder: Path) -> dict[str, torch.Tensor]:
     assert json.loads((folder / "result.json").read_text())["epochs"] == 1
     return torch.load(folder / "gradients.pt")
 
@@ -40,12 +46,14 @@ def differences(one, two) -> float:
     return max(float((one[name] - two[name]).norm() / one[name].norm().clamp_min(1e-12)) for name in one)
 
 
-def test_gradients_of_two_processes_are_those_of_one(recipe_file, tmp_path):
-    one = step(recipe_file, tmp_path / "one", 1)
-    two = step(recipe_file, tmp_path / "two", 2)
+def test_gradients_of_two_processes_are_those_of_one(recipe_file, tmp_path, monkeypatch):
+    folders = [tmp_path / name for name in ("one", "two", "apart")]
+    monkeypatch.setattr(run, "build_model", build)
+    keep_gradients(recipe_file, folders[0], SETTINGS)
+    two_processes(recipe_file, str(folders[1]), "", str(folders[2]), "sync_batch_norm=false")
+    one, two, apart = (gradients(folder) for folder in folders)
     assert differences(one, two) < 1e-8
     # And it is the synchronised statistics that make them so.
-    apart = step(recipe_file, tmp_path / "apart", 2, "sync_batch_norm=false")
     assert differences(one, apart) > 1e-4
 
 

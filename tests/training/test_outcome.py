@@ -23,12 +23,27 @@ from tests.data.segmentation_folders import write_folder
 
 
 class Spoil(Callback):
-    """A first epoch that changes nothing, and a second from which on the network takes each class for the other."""
+    """A first epoch with a network that is always right, and a second from which on it takes each class for the other.
 
+    Nothing is trained: whether so small a run learns to tell red from blue hangs on its seed and on the last bit of
+    every sum. The untrained features of the images do tell them apart, and the classifier asks which mean is nearer.
+    """
+
+    @torch.no_grad()
     def on_fit_start(self, trainer, module):
-        for norm in module.network.modules():
+        network = module.network
+        for norm in network.modules():
             if hasattr(norm, "momentum"):
                 norm.momentum = 0.0
+        batch = next(iter(trainer.datamodule.val_dataloader()))
+        images, labels = trainer.datamodule.prepare(batch, "val")
+        network.eval()
+        features = network.forward_head(network.forward_features(images), pre_logits=True)
+        network.train()
+        means = torch.stack([features[labels == label].mean(dim=0) for label in (0, 1)])
+        scale = 1 / (means[0] - means[1]).square().sum()
+        network.classifier.weight.copy_(2 * means * scale)
+        network.classifier.bias.copy_(-means.square().sum(dim=1) * scale)
 
     def on_train_epoch_start(self, trainer, module):
         if trainer.current_epoch == 1:
@@ -40,12 +55,9 @@ class Spoil(Callback):
 def test_the_best_weights_are_kept_and_the_last_ones(recipe, tmp_path, folder):
     run = tmp_path / "run"
     spoilt = replace(recipe, ema=None, epochs=2, optimiser=replace(recipe.optimiser, lr=0.0))
-    first = train(replace(recipe, epochs=20), folder=tmp_path / "good")
-    assert first["best_top1"] > 0.5
-    start = replace(recipe.model, weights=str(tmp_path / "good" / "weights.safetensors"))
-    result = train(replace(spoilt, model=start), folder=run, callbacks=[Spoil()])
+    result = train(spoilt, folder=run, callbacks=[Spoil()])
     assert (result["best_epoch"], result["epochs"]) == (1, 2)
-    assert result["best_top1"] > result["top1"]
+    assert (result["best_top1"], result["top1"]) == (1.0, 0.0)
     scores = {
         name: evaluate(run / name, str(folder), accelerator="cpu").figures["top1"]
         for name in ("weights.safetensors", "weights-last.safetensors", "best.ckpt", "last.ckpt")

@@ -223,3 +223,20 @@ def test_vectors_and_coefficient_scales_can_be_spared_decay():
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
     assert all(parameter.dim() > 1 for parameter in decayed["params"])
     assert len(decayed["params"]) + len(spared["params"]) == len(list(network.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("extends: bad.yaml\n", "bad.yaml extends itself"),
+        ("extends: [a]\n", r"extends must be the path of a recipe, not \['a'\]"),
+        ("model: {name: " + "[" * 5000 + "]" * 5000 + "}\n", "nested too deeply|is not YAML"),
+        ("model: !!python/object/apply:os.system ['true']\n", "is not YAML"),
+        ("threads: 0\n", "threads must be at least 1, not 0"),
+    ],
+)
+def test_recipes_of_strangers(tmp_path, text, message):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_recipe(path)

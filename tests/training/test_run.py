@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def same_weights(one: Path, other: Path) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_what_a_run_leaves(recipe, tmp_path):
+def test_what_a_run_leaves(recipe, tmp_path, with_curves):
     result = train(recipe, folder=tmp_path / "run")
     run = tmp_path / "run"
     names = {path.name.split(".")[0] for path in run.iterdir()}
@@ -82,7 +83,8 @@ def test_a_config_that_a_run_used_repeats_it(recipe, tmp_path):
     assert same_weights(tmp_path / "a", tmp_path / "b")
 
 
-@pytest.mark.parametrize("in_memory", ["yes", "no"])
+# The soak kills runs of both kinds at any moment.
+@pytest.mark.parametrize("in_memory", [pytest.param("yes", marks=pytest.mark.slow), "no"])
 def test_killed_and_resumed(recipe_file, tmp_path, in_memory):
     """SIGKILL in the middle of an epoch; the resumed run ends with the same weights, bit for bit."""
     settings = (f"data.in_memory={in_memory}", "data.workers=1", "epochs=4")
@@ -98,13 +100,28 @@ def test_killed_and_resumed(recipe_file, tmp_path, in_memory):
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / "killed" / "result.json").exists()
-    (tmp_path / "killed" / ".last.ckpt.abc").write_text("half of a checkpoint")
+    for name in (".last.ckpt.abc", ".history.csv.abc", ".weights.safetensors.abc", ".curves.png.abc"):
+        (tmp_path / "killed" / name).write_text("half of a file")
     result = train(recipe, folder=tmp_path / "killed", resume=True)
     assert same_weights(tmp_path / "whole", tmp_path / "killed")
     histories = [(tmp_path / name / "history.csv").read_text() for name in ("whole", "killed")]
     assert histories[0] == histories[1]
     assert not list((tmp_path / "killed").glob(".*"))
     assert result["top1"] == json.loads((tmp_path / "whole" / "result.json").read_text())["top1"]
+
+
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_killed_after_the_last_checkpoint(recipe, tmp_path, ema):
+    """Found by the soak: there was nothing left to train, and so the moving average was not taken either."""
+    recipe = replace(recipe, ema=ema, epochs=2)
+    train(recipe, folder=tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    for name in ("result.json", "weights.safetensors", "weights-last.safetensors", "README.md", "curves.png"):
+        (tmp_path / "killed" / name).unlink()
+    train(recipe, folder=tmp_path / "killed", resume=True)
+    assert same_weights(tmp_path / "whole", tmp_path / "killed")
+    for name in ("weights.safetensors", "history.csv"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
 
 
 def test_validation_now_and_then(recipe, tmp_path):
@@ -191,8 +208,6 @@ def test_too_few_images(recipe, tmp_path):
 
 @pytest.mark.parametrize("in_memory", ["yes", "no"])
 def test_bad_images(recipe_file, folder, tmp_path, in_memory):
-    import shutil
-
     shutil.copytree(folder, tmp_path / "images")
     broken = tmp_path / "images" / "train" / "n02102040" / "4.JPEG"
     broken.write_bytes(broken.read_bytes()[:300])
@@ -223,7 +238,7 @@ def test_mixing_compiling_and_a_network_of_timms(recipe_file, tmp_path):
     assert result["model"] == "timm/resnet10t"
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_papers_recipe_end_to_end(folder, tmp_path, processes):
     """On a tiny folder in ImageNet's layout; two processes through Lightning's DDP, as under torchrun."""
     settings = ["epochs=1", "batch_size=8", f"devices={processes}", "accelerator=cpu", "precision=32-true"]

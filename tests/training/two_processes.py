@@ -1,6 +1,7 @@
-"""One step of a run whose network has no batch norm but the coefficients'; started by test_distributed.py."""
+"""Steps of runs whose network has no batch norm but the coefficients'; started by test_distributed.py."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -32,9 +33,14 @@ class KeepGradients(Callback):
             torch.save({name: p.grad.clone() for name, p in module.named_parameters()}, self.folder / "gradients.pt")
 
 
+def keep_gradients(path: Path, folder: Path, settings: Sequence[str]) -> None:
+    """Train after a recipe, in this process or as one of several, and keep the gradients of the first step."""
+    folder.mkdir(exist_ok=True)
+    run.train(load_recipe(path, settings), folder=folder, callbacks=[KeepGradients(folder)])
+
+
 if __name__ == "__main__":
-    path, folder, *settings = sys.argv[1:]
     run.build_model = build
-    Path(folder).mkdir(exist_ok=True)
-    recipe = load_recipe(path, settings)
-    run.train(recipe, folder=Path(folder), callbacks=[KeepGradients(Path(folder))])
+    recipe, shared, *runs = sys.argv[1:]
+    for folder, settings in zip(runs[::2], runs[1::2], strict=True):
+        keep_gradients(Path(recipe), Path(folder), [*shared.split(), *settings.split()])

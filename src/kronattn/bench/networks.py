@@ -117,7 +117,7 @@ def speed_table(found: Comparison) -> Table:
 
     case, settings = found.rows[0].case, found.settings
     layout = "channels_last" if settings["channels_last"] else "contiguous"
-    note = f"Ratio: images a second over those of {found.base} in the same run. Peak: beyond weights and input."
+    note = f"Ratio: images a second over those of {found.base} in the same run, with its spread. Peak: beyond weights."
     return tabulate(
         f"Networks, batch {case['batch']}, {case['size']}×{case['size']}, {settings['dtype']}, {layout}",
         {

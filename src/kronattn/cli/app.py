@@ -10,7 +10,12 @@ import typer
 
 from kronattn.cli import bench, compare, demo, evaluate, explain, export, predict, report, study, tables, theorem, train
 from kronattn.cli import list as listing
+from kronattn.cli.threads import Busy, take_threads
 from kronattn.version import __version__
+
+# Begins to watch here, while everything else is imported.
+_busy = Busy()
+_asked: set[str] = set()
 
 # ClickException: typer brings its own copy of click from 0.26 on, and re-exports only its leaves.
 _UsageError: Any = typer.BadParameter.__mro__[2]
@@ -33,7 +38,15 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: bool = typer.Option(False, "--version", "-V", callback=_print_version, is_eager=True, help="Print it."),
-) -> None: ...
+    threads: int | None = typer.Option(
+        None,
+        min=1,
+        help="Of the CPU to compute with, before or after the sub-command. Default: the cores that are free.",
+    ),
+) -> None:
+    # Asking for help computes nothing.
+    if not {"-h", "--help"} & _asked:
+        take_threads(threads, _busy)
 
 
 app.command("train", context_settings=train.CONTEXT)(train.train)
@@ -53,8 +66,11 @@ app.add_typer(bench.app, name="bench")
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line. What a user got wrong is one line on standard error and exit code 2."""
+    arguments = _threads_first(arguments)
+    _asked.clear()
+    _asked.update(arguments)
     try:
-        code = app(args=list(arguments), prog_name="kronattn", standalone_mode=False)
+        code = app(args=arguments, prog_name="kronattn", standalone_mode=False)
     except _UsageError as error:
         return _fail(error.format_message(), error.exit_code)
     except typer.Abort:
@@ -70,6 +86,21 @@ def run(arguments: Sequence[str]) -> int:
             raise
         return _fail(str(error), getattr(error, "exit_code", 1))
     return code if isinstance(code, int) else 0
+
+
+def _threads_first(arguments: Sequence[str]) -> list[str]:
+    """An option of all sub-commands, wherever it stands.
+
+    >>> _threads_first(["train", "--config", "digits", "--threads", "2"])
+    ['--threads', '2', 'train', '--config', 'digits']
+    """
+    first, rest = [], list(arguments)
+    for index, argument in enumerate(rest):
+        if argument == "--threads" or argument.startswith("--threads="):
+            width = 1 if "=" in argument else 2
+            first, rest = rest[index : index + width], rest[:index] + rest[index + width :]
+            break
+    return [*first, *rest]
 
 
 # Which extra brings a package that a sub-command may find missing.

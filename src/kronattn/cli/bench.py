@@ -28,7 +28,7 @@ from kronattn.cli.options import (
 from kronattn.cli.output import console, print_json, progress, write_atomically
 from kronattn.cli.train import CONTEXT, overrides_of
 
-__all__ = ["app", "export", "heads", "insert", "loader", "networks", "operators", "show_files", "training"]
+__all__ = ["app", "export", "heads", "insert", "latency", "loader", "networks", "operators", "show_files", "training"]
 
 app = typer.Typer(no_args_is_help=True, help="Speed against peers, as ratios within one run.")
 
@@ -259,6 +259,49 @@ def export(
     check_outputs(output)
     found = bench_export(names, chosen, batch=batch, size=size, seconds=seconds, track=measuring)
     show(found, json=json, output=output)
+
+
+@app.command()
+def latency(
+    models: Annotated[
+        str, typer.Option(help="Our names, timm/NAME, with commas. Default: ours and two of timm's.")
+    ] = "",
+    ways: Annotated[str, typer.Option(help="Some of the ways below, with commas. Default: all.")] = "",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each runtime.")] = 2,
+    batch: Batch = 1,
+    size: Annotated[int, typer.Option(min=32, help="Height and width of the images.")] = 224,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each network.")] = 20,
+    turn_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds of a turn; three calls at least.")] = 0.1,
+    quiet: Quiet = False,
+    json: Json = False,
+    output: Output = None,
+) -> None:
+    """How long one image takes on the CPU, over mobilenetv2 run in the same way, by turns.
+
+    Ways: eager, fused (kronattn.fuse), compiled (torch.compile of that), onnxruntime, onnxruntime-dynamic (any size),
+    int8, and operators, which compares Kronecker attention with PyTorch's fused attention.
+
+    Example: kronattn bench latency --ways fused,onnxruntime --threads 1 --output latency.json
+    """
+    from kronattn.bench.latency import DEFAULT_NETWORKS, WAYS, Settings, bench_latency, latency_table, to_json
+    from kronattn.export.runtime import require_onnx
+    from kronattn.present import to_rich
+
+    chosen = choices(ways, "--ways", WAYS) if ways else list(WAYS)
+    if any(way.startswith("onnxruntime") or way == "int8" for way in chosen):
+        require_onnx()
+    check_outputs(output)
+    names = [name.strip() for name in models.split(",") if name.strip()] or DEFAULT_NETWORKS
+    settings = Settings(threads, batch, size, rounds, turn_seconds)
+    latencies = bench_latency(names, chosen, settings, track=lambda each: progress(list(each), "Measuring"))
+    found = to_json(latencies, settings)
+    if output is not None:
+        write_atomically(output, json_module.dumps(found, indent=2) + "\n")
+    if json:
+        print_json(found)
+        return
+    console.print(to_rich(latency_table(latencies, settings), width=console.width))
+    console.print(", ".join(f"{name} {value}" for name, value in found["environment"].items()), style="dim")
 
 
 @app.command()

@@ -60,7 +60,7 @@ def export(
     if int8 == "static" and calibrate is None:
         raise ValueError("--int8 static needs --calibrate FOLDER, the images that ranges are taken from")
     output = output or Path("out") / (Path(network).stem + _SUFFIXES[format])
-    if output.suffix.lower() != _SUFFIXES[format]:
+    if output.suffix.lower() != _SUFFIXES[format] and not output.is_dir():
         raise ValueError(f"--output must end in {_SUFFIXES[format]} for --format {format}, got {output}")
     check_writable(output)
     model, description, trained = find_network(network)

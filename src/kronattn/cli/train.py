@@ -7,12 +7,19 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import torch
 import typer
 
 from kronattn.cli.network import accelerator_of
 from kronattn.cli.output import QUIET_HELP, be_quiet, console, print_json, progress
+from kronattn.cli.threads import use_threads
+
+if TYPE_CHECKING:
+    from kronattn.training.recipe import Recipe
 
 __all__ = ["CONTEXT", "overrides_of", "train"]
 
@@ -57,6 +64,7 @@ def train(
         "seed": seed,
         "devices": devices,
         "output": output,
+        "threads": context.parent.params.get("threads") if context.parent else None,
     }
     named["accelerator"] = None if device is None else accelerator_of(device)
     changes += [f"{key}={value}" for key, value in named.items() if value is not None]
@@ -64,6 +72,7 @@ def train(
         changes.append("data.skip_bad_images=true")
     recipe = load_recipe(config, changes)
     folder = run_folder(recipe, _recipe_name(config))
+    recipe = _with_threads(recipe, folder if resume else None)
     try:
         with _nothing_half_written(folder), precompiling(recipe):
             result = run(
@@ -93,6 +102,18 @@ def train(
         lines.append(f"{result['skipped_images']} bad images left out, such as {result['skipped'][0]}")
     for line in [*lines, f"Run: {folder}"]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _with_threads(recipe: Recipe, resumed: Path | None) -> Recipe:
+    """The recipe with the threads that the run computes with: its own, those it began with, or this command's."""
+    from kronattn.training.recipe import load_recipe
+
+    before = resumed / "config.yaml" if resumed is not None else None
+    if recipe.threads is None and before is not None and before.exists():
+        recipe = replace(recipe, threads=load_recipe(before).threads)
+    if recipe.threads is not None:
+        use_threads(recipe.threads)
+    return replace(recipe, threads=torch.get_num_threads())
 
 
 @contextmanager

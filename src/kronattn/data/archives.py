@@ -83,10 +83,14 @@ def _list_archive(path: Path, changed: int, size: int) -> Sequence[Entry]:
     try:
         # Compressed archives are refused: their files cannot be reached without decompressing all before them.
         with tarfile.open(path, "r:") as archive:
-            return [
+            entries = [
                 Entry(member.name.removeprefix("./"), path, member.offset_data, member.size, member.isdir())
                 for member in archive
                 if member.isfile() or member.isdir()
             ]
-    except tarfile.ReadError:
+        # A size below zero would be read as all that follows.
+        if any(entry.size < 0 or entry.offset + entry.size > size for entry in entries):
+            raise ValueError(f"{path} is broken: a file in it is longer than the archive")
+        return entries
+    except (tarfile.TarError, EOFError, OverflowError):
         raise ValueError(f"{path} is not a folder or an uncompressed .tar archive: unpack it first") from None

@@ -37,24 +37,33 @@ CSS = """
 #cost caption { text-align: left; font-weight: 600; padding-bottom: 8px; }
 """
 
-# Tells the page where the pointer is on a view, in the picture's own pixels, at most eight times a second.
+# Tells the page where the pointer is on a view, in the picture's own pixels: at most eight times a second while it
+# moves, where it came to rest, and a click at once. The number at the end makes each of them a change, so that a place
+# is told again after the picture has changed under it. The box around the picture is what is listened to: the page puts
+# a new picture in while a button is held down, and a click belongs to what it began and ended on.
 FOLLOW_POINTER = """<script>
 (() => {
-  let last = 0;
-  document.addEventListener("mousemove", event => {
-    const image = event.target.closest && event.target.closest("#view img, #other-view img");
-    const now = Date.now();
-    if (!image || now - last < 125) return;
-    last = now;
+  let last = 0, count = 0, waiting;
+  const tell = (view, event) => {
+    const image = view.querySelector("img");
+    const field = document.querySelector("#pointer textarea, #pointer input");
+    if (!image || !image.naturalWidth || !field) return;
+    last = Date.now();
     const box = image.getBoundingClientRect();
     const scale = Math.min(box.width / image.naturalWidth, box.height / image.naturalHeight);
     const x = (event.clientX - box.left - (box.width - image.naturalWidth * scale) / 2) / scale;
     const y = (event.clientY - box.top - (box.height - image.naturalHeight * scale) / 2) / scale;
-    const field = document.querySelector("#pointer textarea, #pointer input");
-    if (!field) return;
-    field.value = [x, y, image.naturalWidth, image.naturalHeight].map(Math.round).join(",");
+    field.value = [x, y, image.naturalWidth, image.naturalHeight, ++count].map(Math.round).join(",");
     field.dispatchEvent(new Event("input", { bubbles: true }));
-  });
+  };
+  const listen = event => {
+    clearTimeout(waiting);
+    const view = event.target.closest && event.target.closest("#view, #other-view");
+    const rest = event.type === "mousemove" ? last + 125 - Date.now() : 0;
+    if (view) waiting = setTimeout(tell, Math.max(rest, 0), view, event);
+  };
+  document.addEventListener("mousemove", listen);
+  document.addEventListener("click", listen);
 })();
 </script>"""
 
@@ -103,6 +112,8 @@ def build_page(viewer: Viewer, examples: Sequence[Path]) -> gr.Blocks:
             cost = gr.HTML(elem_id="cost")
 
         quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+        # One queue for all that draws: an earlier place or layer that came late would stand over the later one.
+        drawn: dict[str, Any] = {**quiet, "concurrency_id": "views", "concurrency_limit": 1}
         shown = [views[0], captions[0], views[1], captions[1]]
         controls = [seen, layer, *modes]
 
@@ -124,28 +135,19 @@ def build_page(viewer: Viewer, examples: Sequence[Path]) -> gr.Blocks:
                 return None, _CENTRE, None, None, message, None, ""
             return found, _CENTRE, found.shares or None, *draw(found, number, one, two, _CENTRE)
 
-        def click(found: Seen | None, number: float, one: str, two: str, event: gr.SelectData) -> tuple[Any, ...]:
-            if found is None:
-                return _CENTRE, *draw(None, number, one, two, _CENTRE)
-            picture, _ = viewer.view(found, min(int(number), layers - 1), one, _CENTRE)
-            where = place_in_view(picture.size, event.index)
-            return where, *draw(found, number, one, two, where)
-
         def follow(found: Seen | None, number: float, one: str, two: str, text: str) -> tuple[Any, ...]:
             numbers = [float(part) for part in text.split(",") if part.lstrip("-").isdigit()]
-            if found is None or len(numbers) != 4:
+            if found is None or len(numbers) != 5:
                 return tuple(gr.skip() for _ in range(5))
             where = place_in_view((int(numbers[2]), int(numbers[3])), (numbers[0], numbers[1]))
             return where, *draw(found, number, one, two, where)
 
         # Gradio would open the file itself; unprocessed, our own reader does, with its limits and its messages.
-        upload.change(take, [upload, layer, *modes], [seen, place, classes, *shown], preprocess=False, **quiet)
-        for view in views:
-            view.select(click, controls, [place, *shown], **quiet)
+        upload.change(take, [upload, layer, *modes], [seen, place, classes, *shown], preprocess=False, **drawn)
         # Of the places that the pointer passes, those that nobody has waited for are left out.
-        pointer.change(follow, [*controls, pointer], [place, *shown], trigger_mode="always_last", **quiet)
+        pointer.change(follow, [*controls, pointer], [place, *shown], trigger_mode="always_last", **drawn)
         for control in (layer, *modes):
-            control.change(draw, [*controls, place], shown, **quiet)
+            control.change(draw, [*controls, place], shown, **drawn)
         measure.click(cost_html, [size, channels], cost, concurrency_limit=1, **quiet)
     return page
 

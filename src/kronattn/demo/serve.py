@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,6 +107,23 @@ def _free_port(host: str, port: int) -> int:
 @contextmanager
 def _private_folder() -> Iterator[Path]:
     """A folder for uploads and pictures that goes when the page does."""
-    with tempfile.TemporaryDirectory(prefix="kronattn-demo-") as folder:
+    with _ended_in_order(), tempfile.TemporaryDirectory(prefix="kronattn-demo-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = str(Path(folder) / "uploads")
         yield Path(folder)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Have SIGTERM end the page as Ctrl+C does: service managers and containers send it, and uploads would stay."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # which alone may decide about signals
+        return
+
+    def end(*_: Any) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

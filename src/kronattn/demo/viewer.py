@@ -15,6 +15,7 @@ from kronattn.data.prepare import prepare_image, seen_part
 from kronattn.explain.operators import LABELS, Comparison, look
 from kronattn.explain.place import grid_position
 from kronattn.explain.view import draw_view
+from kronattn.inference import fuse_known
 from kronattn.nn.grid_attention import GridAttention
 from kronattn.tasks import find_task
 
@@ -45,7 +46,8 @@ class Viewer:
     """A trained network whose attention can be looked at."""
 
     def __init__(self, model: nn.Module, description: Description) -> None:
-        self.model = model.eval()
+        # Attention layers stay modules: they are what is looked at.
+        self.model = fuse_known(model, attention=False)
         self.description = description
         self.layers = [name for name, layer in model.named_modules() if isinstance(layer, GridAttention)]
         # What records listens to the one model: two visitors at once would hear each other.

@@ -48,10 +48,10 @@ def draw_view(image: Image.Image, call: RecordedAttention, place: tuple[float, f
     room = MARGIN - _GAP
     for at, weight in enumerate(columns):
         left, right = (MARGIN + shown.width * edge / len(columns) for edge in (at, at + 1))
-        draw.rectangle((left, room - (room - 2) * weight / most, right - 1, room), fill=colour)
+        draw.rectangle((left, room - (room - 2) * weight / most, max(left, right - 1), room), fill=colour)
     for at, weight in enumerate(rows):
         top, bottom = (MARGIN + shown.height * edge / len(rows) for edge in (at, at + 1))
-        draw.rectangle((room - (room - 2) * weight / most, top, room, bottom - 1), fill=colour)
+        draw.rectangle((room - (room - 2) * weight / most, top, room, max(top, bottom - 1)), fill=colour)
     row, column = position
     box = [
         (MARGIN + shown.width * (column + step) / call.grid[1], MARGIN + shown.height * (row + step) / call.grid[0])

@@ -92,7 +92,11 @@ def export_network(
         sizes = [(description.size, description.size)]
     batch, height, width = _EXAMPLE if dynamic else (1, description.size, description.size)
     # What is compared in the end is the network itself.
-    program = _captured(rewritten(model), torch.zeros(batch, channels, height, width), dynamic)
+    portable, example = rewritten(model), torch.zeros(batch, channels, height, width)
+    if not dynamic:
+        with torch.no_grad():
+            portable(example)  # makes the matrices that a graph of one size has as constants
+    program = _captured(portable, example, dynamic)
     content, run = (_onnx if format == "onnx" else _torch_export)(program, description, dynamic)
     # Two images where the batch is free: a batch of one can hide a wrong axis.
     batch = 2 if dynamic else 1

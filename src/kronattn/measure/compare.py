@@ -74,7 +74,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of two candidates, and how far apart it was over the rounds of a run: the least and the most."""
+    """A ratio of two candidates, and its spread: the least and the most over the rounds of a run or, where turns are no
+    rounds, what the quartiles of both give."""
 
     value: float
     low: float | None = None
@@ -116,6 +117,9 @@ class Comparison:
         if figure == "time_ms" and row.rounds_ms and len(row.rounds_ms) == len(other.rounds_ms):
             rounds = [theirs / own for theirs, own in zip(other.rounds_ms, row.rounds_ms, strict=True)]
             return Ratio(over / under, min(rounds), max(rounds))
+        if figure == "time_ms" and row.quartiles_ms and other.quartiles_ms:
+            (lower, upper), (least, most) = other.quartiles_ms, row.quartiles_ms
+            return Ratio(over / under, lower / most, upper / least)
         return Ratio(over / under)
 
     def share(self, row: Row, base: str | None = None, figure: str = "time_ms") -> float | None:

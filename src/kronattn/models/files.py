@@ -7,7 +7,7 @@ training run hold the same description, so that either serves wherever a trained
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,63 @@ class Description:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Description:
         """Read what :meth:`to_dict` gave; what a later version may have added is passed over."""
+        if not isinstance(found, Mapping) or "model" not in found:
+            raise ValueError("the description of the network has no model")
         known = {entry.name for entry in fields(cls)}
-        return cls(**{name: value for name, value in found.items() if name in known})
+        description = cls(**{name: value for name, value in found.items() if name in known})
+        for name, (fits, wanted) in _FIELDS.items():
+            if not fits(getattr(description, name)):
+                raise ValueError(f"the description's {name} must be {wanted}, not {getattr(description, name)!r:.80}")
+        return description
+
+
+def _is_whole(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _are_numbers(values: Any, least: float) -> bool:
+    return (
+        isinstance(values, list)
+        and 1 <= len(values) <= 2**10
+        and all(isinstance(value, int | float) and least <= value <= 1e6 for value in values)
+    )
+
+
+def _is_colour(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(_is_whole(part, 0, 255) for part in value)
+
+
+_SIDE = (lambda value: _is_whole(value, 1, 2**14), "a number of pixels")
+# What each entry of a description must be: files come from anywhere.
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "model": (lambda value: isinstance(value, str), "a name"),
+    "options": (
+        lambda value: isinstance(value, dict) and all(isinstance(name, str) for name in value),
+        "options by name",
+    ),
+    "classes": (
+        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+        "a list of names",
+    ),
+    "mean": (lambda value: _are_numbers(value, -1e6), "a number for each channel"),
+    "std": (lambda value: _are_numbers(value, 1e-6), "a positive number for each channel"),
+    "resize": _SIDE,
+    "size": _SIDE,
+    "task": (lambda value: isinstance(value, str), "a name"),
+    "data": (lambda value: isinstance(value, str), "a name"),
+    "keep_aspect": (lambda value: isinstance(value, bool), "true or false"),
+    "ignore_index": (lambda value: _is_whole(value, -(2**31), 2**31), "a label"),
+    "palette": (lambda value: isinstance(value, list) and all(map(_is_colour, value)), "a list of colours"),
+    "shape": (
+        lambda value: isinstance(value, list) and len(value) <= 5 and all(_is_whole(size, 1, 2**14) for size in value),
+        "a list of sizes",
+    ),
+    "fold": (lambda value: value is None or _is_whole(value, 0, 2**31), "a number"),
+}
+# Options that would have weights read from elsewhere than the file that names them.
+_FROM_ELSEWHERE = (
+    "backbone_weights", "cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay",
+)  # fmt: skip
 
 
 def save_model(path: str | Path, model: nn.Module, description: Description, *, half: bool = False) -> None:
@@ -134,9 +189,7 @@ def load_model(source: str | Path) -> tuple[nn.Module, Description]:
     state, description = read_weights(path)
     if description is None:
         raise ValueError(f"{path} does not say which network it belongs to: it was not written by kronattn")
-    if "/" not in description.model and description.model not in MODELS:
-        raise ValueError(f"{path} holds weights of {description.model!r}, which this version does not know")
-    model = build_model(description.model, description.options)
+    model = _described(description, path)
     load_weights(
         model, {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     )
@@ -157,6 +210,19 @@ def find_weights(source: str | Path) -> Path:
     return path / RUN_WEIGHTS if (path / RUN_WEIGHTS).exists() else path
 
 
+def _described(description: Description, path: Path) -> nn.Module:
+    """The network that a file says its weights are of. Nothing is read or asked for but that file."""
+    name = description.model
+    # timm takes names such as hf-hub:SOMEONE/SOMETHING, and looks there.
+    if (name not in MODELS and not name.startswith("timm/")) or ":" in name:
+        raise ValueError(f"{path} holds weights of {name!r:.80}, which this version does not know")
+    options = {option: value for option, value in description.options.items() if option not in _FROM_ELSEWHERE}
+    try:
+        return build_model(name, options)
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} describes a network that cannot be built: {name}, {error}") from None
+
+
 def build_model(name: str, options: Mapping[str, Any]) -> nn.Module:
     """A registered network or, as ``timm/NAME``, one of timm's."""
     if not name.startswith("timm/"):
@@ -169,17 +235,29 @@ def build_model(name: str, options: Mapping[str, Any]) -> nn.Module:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], Description | None]:
-    """The tensors of a safetensors file or of a checkpoint's network, and the description where there is one."""
+    """The tensors of a safetensors file or of a checkpoint's network, and the description where there is one.
+
+    Files that hold anything but tensors and plain values are refused: nothing in them is ever executed.
+    """
     content, metadata = read_file(path)
-    described = json.loads(metadata[DESCRIPTION_KEY]) if DESCRIPTION_KEY in metadata else content.get(DESCRIPTION_KEY)
+    described = metadata.get(DESCRIPTION_KEY, content.get(DESCRIPTION_KEY))
     tensors = content.get("state_dict", content)
-    if any(name.startswith(_NETWORK) for name in tensors):
-        tensors = {name.removeprefix(_NETWORK): t for name, t in tensors.items() if name.startswith(_NETWORK)}
-    return tensors, Description.from_dict(described) if described else None
+    if isinstance(tensors, Mapping) and any(str(name).startswith(_NETWORK) for name in tensors):
+        tensors = {name.removeprefix(_NETWORK): t for name, t in tensors.items() if str(name).startswith(_NETWORK)}
+    if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise ValueError(f"{path} holds other things than tensors where a network's weights were expected")
+    return dict(tensors), _read_description(described, path) if described else None
 
 
 def read_description(path: Path) -> Description | None:
     """What a safetensors file says of its weights, which are not read."""
     with open_safetensors(path) as file:
         described = (file.metadata() or {}).get(DESCRIPTION_KEY)
-    return Description.from_dict(json.loads(described)) if described else None
+    return _read_description(described, path) if described else None
+
+
+def _read_description(found: Any, path: Path) -> Description:
+    try:
+        return Description.from_dict(json.loads(found) if isinstance(found, str) else found)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}") from None

@@ -193,7 +193,7 @@ class BaseSkipModule(BaseModule):
         count = new.shape[1]
         parts = [self._depthwise_part(new, slice(0, count)), self._depthwise_part(x, slice(count, None))]
         weight = self.project.conv.weight
-        y = _plus_product(F.conv2d(parts[0], weight[:, :count]), weight[:, count:], parts[1])
+        y = _plus_product(_product(weight[:, :count], parts[0]), weight[:, count:], parts[1])
         return self.project.act(self.project.norm(y))
 
     def _depthwise_part(self, x: Tensor, channels: slice) -> Tensor:
@@ -274,7 +274,7 @@ class AttnModule(_Bottleneck):
         """The last convolution of both paths side by side, as a sum of two: nothing is copied to be concatenated."""
         weight = self.project.conv.weight
         new = self.expanded - self.in_channels
-        y = _plus_product(F.conv2d(local, weight[:, :new]), weight[:, new:], attended)
+        y = _plus_product(_product(weight[:, :new], local), weight[:, new:], attended)
         return self.project.act(self.project.norm(y))
 
 
@@ -291,6 +291,23 @@ class AttnSkipModule(AttnModule):
             return super()._attend(x)
         # Our own layers can add the input on the way out; any other layer gives its output first.
         return self.attn(x, residual=x) if isinstance(self.attn, GridAttention | ContextLayer) else self.attn(x) + x
+
+
+def _product(weight: Tensor, x: Tensor) -> Tensor:
+    """A 1×1 convolution of x with part of another's weight, in x's memory format.
+
+    In inference as a matrix product, which takes the part as it lies; a convolution would copy it at every call.
+
+    Args:
+        weight: (d, c, 1, 1).
+        x: (N, c, h, w).
+    """
+    if torch.is_grad_enabled() or is_captured():
+        return F.conv2d(x, weight)
+    matrix = weight.flatten(1)
+    if x.stride(1) == 1:
+        return F.linear(x.permute(0, 2, 3, 1), matrix).permute(0, 3, 1, 2)
+    return torch.matmul(matrix, x.flatten(2)).view(x.shape[0], -1, *x.shape[2:])
 
 
 def _plus_product(y: Tensor, weight: Tensor, x: Tensor) -> Tensor:

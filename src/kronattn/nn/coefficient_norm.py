@@ -149,7 +149,7 @@ class CoefficientNorm(nn.Module):
         self.num_batches_tracked.add_(1)
         weight: float | Tensor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.float()
         if known is not None:
-            weight = (weight * known).to(self.running_mean.dtype)
+            weight = known.to(self.running_mean.dtype) * weight
         for running, current in ((self.running_mean, mean), (self.running_var, variance)):
             running.lerp_(current.to(running.dtype), weight)
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kronattn.ops.attend import at_least_float32
 from kronattn.ops.coefficients import Moments
 
-__all__ = ["attend_tokens", "centred", "moments", "padded", "softmax"]
+__all__ = ["centred", "moments", "padded", "softmax"]
 
 # Elements that make 16 bytes of half precision: tensor cores want rows of matrices to start at multiples of them.
 _ALIGNMENT = 8
@@ -53,17 +52,3 @@ def moments(matrix: Tensor, count: int) -> tuple[Moments, Tensor]:
 def softmax(matrix: Tensor, count: int) -> Tensor:
     """(N, m, count): the softmax of each query's coefficients."""
     return matrix[..., :count].softmax(dim=-1)
-
-
-def attend_tokens(
-    queries: Tensor, keys: Tensor, values: Tensor, *, num_heads: int = 1, key_bias: Tensor | None = None
-) -> Tensor:
-    """Attention of (N, M, C) queries to (N, S, C) keys with (N, S, P) values: (N, M, P), in float32 at least.
-
-    Of rows and columns there are so few that their coefficients need not be rounded.
-    """
-    rows = [at_least_float32(x).unflatten(2, (num_heads, -1)).transpose(1, 2) for x in (queries, keys, values)]
-    logits = rows[0] @ rows[1].transpose(2, 3)
-    if key_bias is not None:
-        logits = logits + key_bias.unsqueeze(1)
-    return (logits.softmax(dim=-1) @ rows[2]).transpose(1, 2).flatten(2)

@@ -168,7 +168,7 @@ def _automatic(
     head = channels // num_heads
     if head <= _WIDEST_FAST_HEAD:
         return Plan("triton", "triton", f"half precision, two axes, {head} channels a head")
-    if mode == "qkv" or (num_heads == 1 and not per_key and _is_small(query, key)):
+    if num_heads == 1 and not per_key and (mode == "qkv" or _is_small(query, key)):
         return Plan("triton", "matrix_products", f"{head} channels a head, and coefficients smaller than the features")
     return Plan("triton", "torch", f"{head} channels a head: too many for the kernels to be ahead")
 

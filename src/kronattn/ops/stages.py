@@ -55,7 +55,8 @@ def _implementation(name: str) -> ModuleType:
         from kronattn.ops.triton import operators  # needs Triton, which not every build of PyTorch comes with
 
         return operators
-    return {"torch": torch_backend, "matrix_products": matrix_products}[name]
+    # Matrix products are for one head without biases; what they do not serve, plain PyTorch does.
+    return torch_backend
 
 
 @leaf_function
@@ -98,7 +99,7 @@ def spread(
         assert residual is not None
         return residual
     with without_autocast(query):
-        if plan.spread == "matrix_products":
+        if plan.spread == "matrix_products" and num_heads == 1 and key_bias is None:
             return spread_coefficients(coefficients(query, keys, plan), values, query, plan, residual=residual)
         return _implementation(plan.spread).spread(
             query, keys, values, num_heads=num_heads, key_bias=key_bias, residual=residual
@@ -176,7 +177,10 @@ def attend_tokens(
             operators = _implementation("triton")
             tokens = operators.spread(queries.transpose(1, 2), keys, values, num_heads=num_heads, key_bias=key_bias)
             return tokens.transpose(1, 2)
-        return _implementation(plan.spread).attend_tokens(queries, keys, values, num_heads=num_heads, key_bias=key_bias)
+        if plan.spread == "matrix_products" and num_heads == 1 and key_bias is None:
+            columns = queries.transpose(1, 2)
+            return spread_coefficients(coefficients(columns, keys, plan), values, columns, plan).transpose(1, 2)
+        return torch_backend.attend_tokens(queries, keys, values, num_heads=num_heads, key_bias=key_bias)
 
 
 def _each_axis(
@@ -272,7 +276,7 @@ def moments_of_positions(
         if masks.mask is not None and masks.key_shares is not None:
             there = masks.mask.flatten(1), masks.key_shares > 0
             return torch_backend.moments(query, keys, num_heads=num_heads, there=there), query, keys
-        if per_key or plan.spread == "torch":
+        if per_key or plan.spread != "triton":
             # The mean over all positions is that of the last axis's averages, which stand first.
             mean = None if query_tokens is None else query_tokens[:, : query.shape[-1]].mean(dim=1)
             found = torch_backend.moments(query, keys, num_heads=num_heads, per_key=per_key, query_mean=mean)

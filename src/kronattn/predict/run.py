@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kronattn.data.images import read_image
 from kronattn.data.prepare import prepare_image
+from kronattn.inference import fuse_known
 from kronattn.tasks import Finding, find_task
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def predict_files(
     """
     task = find_task(description.task)
     model = model.to(device).eval()
+    if torch.device(device).type == "cpu":
+        model = fuse_known(model)
     batches = [paths[start : start + batch] for start in range(0, len(paths), batch)]
     with ThreadPoolExecutor(_READERS) as readers:
         for part in track(batches):

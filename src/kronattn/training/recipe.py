@@ -170,6 +170,8 @@ class Recipe:
         accelerator: Lightning's: "auto", "cpu", "gpu".
         devices: processes, one for each device.
         nodes: machines.
+        threads: of the CPU; the bits of a run on the CPU depend on their number, so ``kronattn train`` notes here
+            what it ran with.
         output: the run's folder; ``runs/<recipe>-<model>-seed<n>`` by default.
     """
 
@@ -195,14 +197,16 @@ class Recipe:
     accelerator: str = "auto"
     devices: int = 1
     nodes: int = 1
+    threads: int | None = None
     output: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "devices", "nodes", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.iterations is not None and self.iterations < 1:
-            raise ValueError(f"iterations must be at least 1, not {self.iterations}")
+        for name in ("iterations", "threads"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ValueError(f"{name} must be at least 1, not {count}")
         processes = self.devices * self.nodes
         if self.freeze_epochs < 0:
             raise ValueError(f"freeze_epochs must be at least 0, not {self.freeze_epochs}")
@@ -353,11 +357,17 @@ def _split(override: str) -> tuple[str, str]:
     return key, value
 
 
-def _read_recipe(path: Path) -> dict[str, Any]:
+def _read_recipe(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
     """A recipe's keys and values, on top of those of the recipe that it ``extends``."""
+    if path.resolve() in extending:
+        raise ValueError(f"{path} extends itself")
     found = _read_yaml(path)
     base = found.pop("extends", None)
-    return found if base is None else _merged(_read_recipe(path.parent / base), found)
+    if base is None:
+        return found
+    if not isinstance(base, str):
+        raise ValueError(f"{path}: extends must be the path of a recipe, not {base!r:.80}")
+    return _merged(_read_recipe(path.parent / base, (*extending, path.resolve())), found)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -365,8 +375,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text())
     except (FileNotFoundError, IsADirectoryError):
         raise FileNotFoundError(f"there is no recipe {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is not a recipe: it is nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} is not a recipe: expected keys and values")
     return found

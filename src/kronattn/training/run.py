@@ -44,6 +44,7 @@ __all__ = ["describe", "quiet", "read_result", "run_folder", "train"]
 CONFIG, HISTORY, RESULT, CURVES = "config.yaml", "history.csv", "result.json", "curves.png"
 WEIGHTS, LAST_WEIGHTS, CARD = "weights.safetensors", "weights-last.safetensors", "README.md"
 LAST, BEST = "last.ckpt", "best.ckpt"
+_WRITTEN = (CONFIG, HISTORY, RESULT, CURVES, WEIGHTS, LAST_WEIGHTS, CARD, LAST, BEST)
 
 
 def run_folder(recipe: Recipe, name: str = "run") -> Path:
@@ -120,6 +121,9 @@ def train(
     checkpoints = WholeCheckpoints()
     watching = [history, speed, *progress_callback(progress, history, speed), *callbacks]
     trainer = _trainer(recipe, folder, f"val/{task.score}", watching, None if figures_only else checkpoints)
+    # Where steps are counted, Lightning takes the epoch that a checkpoint was written after for one that is still going
+    # on: it would end it once more, and train on a batch too many where it was not validated.
+    trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
     if trainer.world_size > 1 and recipe.sync_batch_norm:
         synchronise_coefficient_norms(network)
     if (mode := compile_mode(recipe)) is not None:
@@ -158,7 +162,7 @@ def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
             raise FileExistsError(f"{folder} holds a run already: --resume continues it, --output takes another folder")
         check_resumable(last, recipe.model.name)
     folder.mkdir(parents=True, exist_ok=True)
-    for unfinished in folder.glob(".*.ckpt.*"):
+    for unfinished in (path for name in _WRITTEN for path in folder.glob(f".{name}.*")):
         # Of a process that was killed while it wrote.
         unfinished.unlink()
     write_atomically(folder / CONFIG, recipe_yaml(recipe))
@@ -293,15 +297,17 @@ def _keep_weights(
 ) -> None:
     """Weights, those of the best epoch and of the last, with their card and the curves of the run."""
     task, description = module.task, module.description
-    save_model(folder / LAST_WEIGHTS, module.network, description)
-    load_weights(counted, read_weights(folder / BEST)[0])
-    save_model(folder / WEIGHTS, counted, description)
+    # From their checkpoints: a run that was resumed with nothing left to train has not taken its moving average.
+    for checkpoint, weights in ((LAST, LAST_WEIGHTS), (BEST, WEIGHTS)):
+        load_weights(counted, read_weights(folder / checkpoint)[0])
+        save_model(folder / weights, counted, description)
     figures = {name.removeprefix("val/"): value for name, value in best.items() if name.startswith("val/")}
     write_atomically(folder / CARD, model_card(description, recipe, result | figures))
     figure = draw_curves(
         rows, task.score, task.label, title=f"{recipe.model.name} on {recipe.data.name}, seed {recipe.seed}"
     )
-    figure.savefig(folder / CURVES, dpi=150)
+    with replacing(folder / CURVES) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
 
 
 def _skipped(data: TrainingData) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""Kronecker attention in front of a linear map, added into what that map gives: few operators, no module called."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kronattn.inference.convolution import as_rows
+from kronattn.inference.matrices import matrices_of
+from kronattn.nn import KroneckerAttention
+from kronattn.nn.plain import is_plain
+
+__all__ = ["FusedKroneckerAttention", "fused_attention"]
+
+
+def fused_attention(layer: nn.Module, matrix: Tensor, portable: bool = False) -> FusedKroneckerAttention | None:
+    """``matrix`` times what ``layer`` gives at every position, as one module; None for layers that it does not know.
+
+    A layer may have options that nothing here has heard of, so the result is compared with the layer itself.
+
+    Args:
+        layer: an attention layer in evaluation mode.
+        matrix: (d, channels).
+        portable: for other runtimes; see :mod:`kronattn.inference.convolution`.
+    """
+    if type(layer) is not KroneckerAttention or layer.num_heads > 1 or not set(layer.project) <= {"v"}:
+        return None
+    if layer.coefficient_norm not in (None, "batch") or layer.softmax != "joint" or layer.positions is not None:
+        return None
+    if not layer.is_linear_in_values or (layer.value_map is not None and not is_plain(layer.value_map)):
+        return None
+    fused = FusedKroneckerAttention(layer, matrix, portable)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, layer.channels, 5, 7, generator=generator).to(matrix)
+    with torch.no_grad():
+        expected = torch.einsum("dc,nchw->ndhw", matrix, layer(x))
+        found = fused(x, torch.zeros_like(expected, memory_format=torch.channels_last))
+    tolerance = 1e-4 if matrix.dtype in (torch.float32, torch.float64) else 5e-2
+    return fused if (found - expected).abs().max() <= tolerance * expected.abs().max() else None
+
+
+class FusedKroneckerAttention(nn.Module):
+    """y plus a linear map of the Kronecker attention of x, for (N, c, h, w) x and (N, d, h, w) y.
+
+    The map and the layer's own map of the values are one matrix, applied to h + w averages; the norm of the
+    coefficients and their scale are one number.
+    """
+
+    def __init__(self, layer: KroneckerAttention, matrix: Tensor, portable: bool = False) -> None:
+        super().__init__()
+        self.portable = portable
+        self.mode, self.mean_once = layer.mode, layer.mean == "once"
+        scale = torch.as_tensor(layer.scale, dtype=torch.float64)
+        values = matrix.double()
+        if layer.norm is not None:
+            scale = (
+                scale * layer.norm(torch.ones(1, 1, 1, device=matrix.device, dtype=matrix.dtype))[0].detach().double()
+            )
+        if layer.layer_scale is not None:
+            values = values * layer.layer_scale.gain.detach().double()
+        if layer.value_map is not None:
+            values = values @ layer.value_map.weight.detach().double()
+        self.scale = float(scale)
+        self.values = nn.Parameter(values.to(matrix.dtype), requires_grad=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """``y``, which must be new, plus the map of the attention of ``x``."""
+        return self._columns(x, y) if self.portable else self._rows(x, y)
+
+    def _rows(self, x: Tensor, y: Tensor) -> Tensor:
+        """With channels side by side, for PyTorch."""
+        batch, width = x.shape[0], x.shape[3]
+        rows, output, matrices = as_rows(x), as_rows(y), matrices_of(x)
+        if matrices is None:
+            grid = x.permute(0, 2, 3, 1)
+            averages = torch.cat([grid.mean(dim=1), grid.mean(dim=2)], dim=1)
+        else:
+            averages = torch.bmm(matrices[0].expand(batch, -1, -1), rows)
+        keys = (averages * self.scale).transpose(1, 2)
+        values = F.linear(averages, self.values)
+        if self.mode == "kv":
+            output.baddbmm_(torch.bmm(rows, keys).softmax(dim=-1), values)
+            return y
+        tokens = torch.bmm(torch.bmm(averages, keys).softmax(dim=-1), values)
+        if matrices is not None and self.mean_once:
+            output.baddbmm_(matrices[1].expand(batch, -1, -1), tokens)
+            return y
+        columns, lines = tokens[:, :width], tokens[:, width:]
+        if self.mean_once:
+            # Both carry the mean: half of each one's goes, all of it off the rows.
+            lines = lines - (columns.mean(dim=1, keepdim=True) + lines.mean(dim=1, keepdim=True)) * 0.5
+        y.permute(0, 2, 3, 1).add_(columns.unsqueeze(1)).add_(lines.unsqueeze(2))
+        return y
+
+    def _columns(self, x: Tensor, y: Tensor) -> Tensor:
+        """With positions side by side, for runtimes that keep convolutions so and fold transpositions into products."""
+        width = x.shape[3]
+        positions, matrices = x.flatten(2), matrices_of(x)
+        if matrices is None:
+            averages = torch.cat([x.mean(dim=2), x.mean(dim=3)], dim=-1)
+        else:
+            averages = positions @ matrices[0].t()
+        values = averages.transpose(1, 2) @ self.values.t()
+        queries = positions if self.mode == "kv" else averages
+        weights = (queries.transpose(1, 2) @ (averages * self.scale)).softmax(dim=-1)
+        if self.mode == "kv":
+            return y + (values.transpose(1, 2) @ weights.transpose(1, 2)).view(y.shape)
+        tokens = (weights @ values).transpose(1, 2)
+        if matrices is not None and self.mean_once:
+            return y + (tokens @ matrices[1].t()).view(y.shape)
+        columns, lines = tokens[..., :width], tokens[..., width:]
+        if self.mean_once:
+            lines = lines - (columns.mean(dim=-1, keepdim=True) + lines.mean(dim=-1, keepdim=True)) * 0.5
+        return y + (columns.unsqueeze(2) + lines.unsqueeze(3))
+
+    def extra_repr(self) -> str:
+        return f"{self.values.shape[1]}, {self.values.shape[0]}, mode={self.mode!r}"

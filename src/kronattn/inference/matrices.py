@@ -1,0 +1,55 @@
+"""Axis averages and the outer sum as products with constant matrices: on small maps one product takes less time than
+the calls that it replaces."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kronattn.ops.fx import is_captured
+from kronattn.ops.grid import axis_averages, outer_sum
+
+__all__ = ["matrices_of"]
+
+# Rows and columns of a map, together, up to which products are faster: 28 of 14×14 are, 56 of 28×28 are not (nodes of
+# onnxruntime on an AMD EPYC, one thread).
+_MOST_TOKENS = 32
+_kept: dict[tuple[int, int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+_MOST_KEPT = 64
+
+
+def matrices_of(x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """For (N, C, h, w) on a small grid, what averages it, (w + h, h·w), and what gives every position the sum of its
+    row's and its column's token with their mean counted once, (h·w, w + h). None on large grids and unknown ones.
+
+    A graph that is captured gets those that an earlier call has made: its constants must be tensors with values.
+
+    Example:
+        >>> pool, spread = matrices_of(torch.randn(1, 4, 2, 3))
+        >>> pool.shape, spread.shape
+        (torch.Size([5, 6]), torch.Size([6, 5]))
+    """
+    height, width = x.shape[2:]
+    if not (isinstance(height, int) and isinstance(width, int)) or height + width > _MOST_TOKENS:
+        return None
+    key = (height, width, x.dtype, x.device)
+    if is_captured():
+        return _kept.get(key) if torch.compiler.is_exporting() else None
+    if key not in _kept:
+        if len(_kept) >= _MOST_KEPT:
+            _kept.clear()
+        with torch.inference_mode(False), torch.no_grad():
+            _kept[key] = _made(height, width, x)
+    return _kept[key]
+
+
+def _made(height: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Both from what they stand for: the averages of every single position, the outer sum of every single token."""
+    positions = torch.eye(height * width, dtype=torch.float64).view(1, -1, height, width)
+    pool = axis_averages(positions)[0].t()
+    tokens = torch.eye(width + height, dtype=torch.float64)
+    # Each axis gives up half of its mean.
+    tokens[:, :width] -= tokens[:, :width].mean(dim=1, keepdim=True) / 2
+    tokens[:, width:] -= tokens[:, width:].mean(dim=1, keepdim=True) / 2
+    spread = outer_sum(tokens[None], (height, width))[0].flatten(1).t()
+    return pool.to(like.device, like.dtype).contiguous(), spread.to(like.device, like.dtype).contiguous()

@@ -1,0 +1,151 @@
+"""Random calls of the operators, on every backend that takes them: forward and every gradient against float64.
+
+Memory that they allocate is full of NaN beforehand, so that whatever is left out shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kronattn import attention, kronecker_attention
+from kronattn.ops.plan import BACKENDS, kernels_unsupported_reason
+from tests.ops.cases import LAYOUTS, TOLERANCE, lay_out, poison_empty
+from tests.soak.comparing import described, errors
+from tests.soak.part import Outcome, shapes_of
+
+SIZES = {1: (1, 2, 5, 16, 33, 70), 2: (1, 2, 3, 5, 7, 14, 28), 3: (1, 2, 3, 5, 7), 4: (1, 2, 3, 4)}
+KEY_SIZES = (1, 2, 3, 5, 7)
+HEAD_CHANNELS = (1, 3, 8, 16, 40)
+
+
+class Operators:
+    """``kronecker_attention`` and ``attention``."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self.device = torch.device(device)
+        self._patches = pytest.MonkeyPatch()
+        poison_empty(self._patches)
+
+    def close(self) -> Mapping[str, Any]:
+        self._patches.undo()
+        return {}
+
+    def run(self, number: int) -> Outcome:
+        draw = Random(number)
+        # The interpreter takes a thousand times as long as anything else here: seldom, and with little to do.
+        interpreted = self.device.type == "cpu" and draw.random() < 0.004
+        case = _drawn(draw, shapes_of(number, draw, self.device), small=interpreted)
+        dtype = draw.choice(list(TOLERANCE))
+        generator = torch.Generator(self.device).manual_seed(number)
+        tensors = [
+            lay_out(torch.randn(shape, generator=generator, device=self.device).to(dtype), case["layout"])
+            for shape in case["shapes"]
+        ]
+        options = dict(case["options"])
+        if case["scale"] == "tensor":
+            scales = torch.randn(options["num_heads"], generator=generator, device=self.device)
+            # Numbers of the dtype, as the backend reads them.
+            options["scale"] = scales.to(dtype)
+        operator = kronecker_attention if case["operator"] == "kronecker_attention" else attention
+        exact = _results(operator, [x.double() for x in tensors], options, dtype, "reference")
+        floors = _floors(exact, tensors[0])
+        outcome = Outcome()
+        for backend in self._backends(tensors, options, dtype, draw, interpreted):
+            actual = _results(operator, tensors, options, dtype, backend)
+            tried = {"backend": backend, "dtype": str(dtype).removeprefix("torch."), **case["labels"]}
+            outcome.tried.append(tried)
+            if actual["output"].dtype != dtype:
+                outcome.wrong.append(f"the output is {actual['output'].dtype}: {tried}, {case['shapes']}")
+                continue
+            found = errors(actual, exact, floors)
+            if found and max(found.values()) > TOLERANCE[dtype]:
+                outcome.wrong.append(f"{described(found, TOLERANCE[dtype])}: {tried}, {case['shapes']}")
+        return outcome
+
+    def _backends(
+        self, tensors: list[Tensor], options: dict[str, Any], dtype: torch.dtype, draw: Random, interpreted: bool
+    ) -> list[str]:
+        query, key, value = tensors[0], tensors[min(1, len(tensors) - 1)], tensors[-1]
+        takes_kernels = kernels_unsupported_reason(query, key, value, options["num_heads"]) is None
+        if interpreted:
+            return ["triton"] if takes_kernels else []
+        backends = ["auto", "torch"] if self.device.type == "cuda" else [draw.choice(["auto", "torch"])]
+        if draw.random() < 0.1:
+            backends.append("reference")
+        if self.device.type == "cuda" and takes_kernels:
+            backends.append("triton")
+        assert set(backends) <= {"auto", *BACKENDS}
+        return backends
+
+
+def _floors(exact: dict[str, Tensor], query: Tensor) -> dict[str, float | None]:
+    """What errors are measured against, at least; see :func:`errors`.
+
+    The scale multiplies the coefficients of every query, so its gradient is a sum of products of queries with their
+    gradients, of either sign: it is measured against the root of the sum of their squares, as roundings add up.
+    """
+    floors: dict[str, float | None] = {name: 0.1 if name == "output" else None for name in exact}
+    if "gradient of scale" in exact and query.numel():
+        sizes = query.double().norm(dim=1) * exact["gradient of query"].norm(dim=1)
+        floors["gradient of scale"] = max(0.1, float(sizes.norm()))
+    return floors
+
+
+def _drawn(draw: Random, shape: Random, small: bool) -> dict[str, Any]:
+    operator = shape.choice(["kronecker_attention"] * 3 + ["attention"])
+    axes = shape.choice([1, 2, 2, 2, 3, 4])
+    sizes = KEY_SIZES if small or operator == "attention" else SIZES[axes]
+    most = {1: 70, 2: 28, 3: 7, 4: 4}[axes] if not small else {1: 7, 2: 5, 3: 3, 4: 2}[axes]
+    grid = tuple(min(shape.choice(sizes), most) for _ in range(axes))
+    heads = shape.choice([1, 1, 2, 3])
+    channels = shape.choice(HEAD_CHANNELS[:3] if small or operator == "attention" else HEAD_CHANNELS)
+    batch = shape.choice([0, 1, 2, 3] if shape.random() < 0.05 else [1, 2, 3])
+    shapes = [(batch, heads * channels, *grid)]
+    given = shape.choice(["query", "query", "query, key", "query, key, value"])
+    if given != "query":
+        key_grid = tuple(shape.choice(KEY_SIZES[:4]) for _ in range(shape.choice([1, 2, 3])))
+        shapes.append((batch, heads * channels, *key_grid))
+    if given == "query, key, value":
+        shapes.append((batch, heads * shape.choice([1, 4, 8]), *key_grid))
+    scale = draw.choice([1.0, 0.35, -1.5, 2.0, "tensor"])
+    options: dict[str, Any] = {"num_heads": heads, "scale": scale}
+    labels = {"operator": operator, "axes": axes, "given": given, "num_heads": heads, "scale": scale}
+    if operator == "kronecker_attention":
+        options |= {"mode": draw.choice(["kv", "qkv"]), "mean": draw.choice(["once", "each"])}
+        labels |= {"mode": options["mode"], "mean": options["mean"]}
+    else:
+        options["pool"] = draw.choice([None, None, 2, 3])
+        labels["pool"] = options["pool"]
+    layout = draw.choice(LAYOUTS)
+    return {
+        "operator": operator,
+        "shapes": shapes,
+        "options": options,
+        "scale": scale,
+        "layout": layout,
+        "labels": labels | {"layout": layout},
+    }
+
+
+def _results(operator: Any, tensors: list[Tensor], options: dict[str, Any], dtype: torch.dtype, backend: str) -> Any:
+    """Output and gradients, of a sum with weights that are numbers of ``dtype``, the same for both sides."""
+    leaves = {name: x.detach().requires_grad_() for name, x in zip(("query", "key", "value"), tensors, strict=False)}
+    options = dict(options)
+    wanted = dict(leaves)
+    if isinstance(options["scale"], Tensor):
+        wanted["scale"] = options["scale"] = options["scale"].to(tensors[0].dtype).detach().requires_grad_()
+    output = operator(*leaves.values(), backend=backend, **options)
+    generator = torch.Generator(output.device).manual_seed(1)
+    weights = torch.randn(output.shape, generator=generator, device=output.device).to(dtype).to(output.dtype)
+    gradients = torch.autograd.grad(output, list(wanted.values()), weights)
+    return {"output": output.detach()} | {f"gradient of {n}": g for n, g in zip(wanted, gradients, strict=True)}
+
+
+PART = Operators
