@@ -353,7 +353,9 @@ class TestEveryContext:
     def test_compiles_whole_without_recompiling(self, name):
         torch._dynamo.reset()
         layer = built(name)
-        compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+        # aot_eager of torch 2.15 runs a view in the gate's backward for strides that it does not have.
+        backend = "inductor" if name == "coordinate_gate" else "aot_eager"
+        compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend)
         # PyTorch's max-pooling asks about odd and even sizes by itself.
         limit = 4 if name == "attention_pool" else 1
         with torch._dynamo.config.patch(recompile_limit=limit, fail_on_recompile_limit_hit=True):

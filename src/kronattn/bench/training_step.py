@@ -16,6 +16,7 @@ from kronattn.data.datasets import DecodedImages
 from kronattn.measure import replayed
 from kronattn.models import create_model
 from kronattn.models.files import Description
+from kronattn.ops.compat import lerp_all
 from kronattn.training.device_step import DeviceStep
 from kronattn.training.image_data import ImageData
 from kronattn.training.optimisation import build_optimiser
@@ -46,8 +47,7 @@ def time_stages(name: str, device: torch.device) -> dict[str, float]:
     averages = [value.clone() for value in values]
 
     def blend(share: Tensor) -> None:
-        torch._foreach_mul_(averages, 1 - share)
-        torch._foreach_add_(averages, torch._foreach_mul(values, share))
+        lerp_all(averages, values, share)
 
     step = DeviceStep(
         data.prepare_training, module.losses, optimiser, device=device, precision=recipe.precision, blend=blend

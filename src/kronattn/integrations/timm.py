@@ -9,13 +9,12 @@ from __future__ import annotations
 import importlib
 
 from kronattn.extras import require_library
-from kronattn.models import list_models
 
 __all__ = ["register"]
 
 
 def register() -> list[str]:
-    """Register our networks with timm, and return their names. Calling it again changes nothing.
+    """Register our classifiers and DeepLabs with timm, and return their names. Calling it again changes nothing.
 
     Example:
         >>> "kanet_kv" in register()
@@ -25,5 +24,5 @@ def register() -> list[str]:
         True
     """
     require_library("timm", "registering with timm", extra="timm")
-    importlib.import_module("kronattn.models.timm_entrypoints")
-    return list_models()
+    # U-Nets stay ours: timm's networks end in classes or features.
+    return list(importlib.import_module("kronattn.models.timm_entrypoints").REGISTERED)

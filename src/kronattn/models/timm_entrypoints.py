@@ -113,6 +113,7 @@ def _check_indices(options: dict[str, Any]) -> None:
                 raise ValueError(f"out_indices must lie between 0 and 4 (or -5 and -1), not {index}")
 
 
+REGISTERED = (*VARIANTS, *SEGMENTERS)
 for _name in VARIANTS:
     globals()[_name] = register_model(_entrypoint(_name))
 for _name in SEGMENTERS:
