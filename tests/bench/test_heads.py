@@ -38,6 +38,7 @@ def test_table(capsys):
     assert "ASPP" not in out
 
 
+@pytest.mark.slow
 def test_this_tree_against_itself(capsys):
     """In processes: the head that materialises its coefficients is the base, and of this tree alone."""
     tree = Path(kronattn.__file__).parent.parent

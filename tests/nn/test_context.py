@@ -332,7 +332,7 @@ class TestEveryContext:
             x = torch.randn(shape)
             torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("axes", [2, 3])
+    @pytest.mark.parametrize("axes", [2, pytest.param(3, marks=pytest.mark.slow)])
     def test_onnx_with_dynamic_sizes(self, name, axes, tmp_path):
         for library in ("onnx", "onnxscript", "onnxruntime"):
             pytest.importorskip(library, reason=f"{library} is not installed")

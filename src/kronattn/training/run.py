@@ -16,6 +16,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
 from kronattn.atomic import replacing, write_atomically
@@ -162,10 +163,12 @@ def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
             raise FileExistsError(f"{folder} holds a run already: --resume continues it, --output takes another folder")
         check_resumable(last, recipe.model.name)
     folder.mkdir(parents=True, exist_ok=True)
-    for unfinished in (path for name in _WRITTEN for path in folder.glob(f".{name}.*")):
-        # Of a process that was killed while it wrote.
-        unfinished.unlink()
-    write_atomically(folder / CONFIG, recipe_yaml(recipe))
+    if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+        # One process of several: what looks unfinished may be what another is about to finish.
+        for unfinished in (path for name in _WRITTEN for path in folder.glob(f".{name}.*")):
+            # Of a process that was killed while it wrote.
+            unfinished.unlink()
+        write_atomically(folder / CONFIG, recipe_yaml(recipe))
     return last if last.exists() else None
 
 
