@@ -34,6 +34,7 @@ LEFT_OUT = {
     "torchrun": "needs several machines",
     "kronattn train --config imagenet/kanet_kv --data PATH --devices 8": "needs eight devices",
     "kronattn --install-completion": "changes the shell of whoever runs this",
+    "kronattn study ": "hundreds of runs on a GPU; tests/study runs a small one",
 }
 
 SMALL_IMAGES = [f"data.images.{name}={size}" for name, size in (("resize", 40), ("size", 32))]
@@ -46,6 +47,8 @@ SHORTER: list[tuple[str, list[str]]] = [
     (r"--config digits", ["epochs=1"]),
     (r"--config finetune", ["epochs=1", *SMALL_IMAGES, *SMALL_EVALUATION]),
     (r"--config imagenette/", ["epochs=1", "batch_size=4", NARROW, *SMALL_IMAGES, *SMALL_EVALUATION, *ON_A_CPU]),
+    (r"--config study/esc50", ["epochs=1", "batch_size=2", "model.options={in_chans: 1, width: 0.25}", *ON_A_CPU]),
+    (r"--config study/hippocampus", ["epochs=1", "batch_size=2", "model.options={widths: [4, 8]}", *ON_A_CPU]),
     (r"--config camvid/", ["epochs=1", "batch_size=2", "data.images.crop=33", "data.workers=0", SEGMENTER, *ON_A_CPU]),
 ]
 # A comparison trains that many networks that often, which shows no more than two runs do.
@@ -91,6 +94,28 @@ def segmented(root: Path, classes: int) -> None:
             Image.fromarray(mask.astype(np.uint8)).save(root / split / "masks" / f"{at}.png")
 
 
+def recorded(root: Path) -> None:
+    """Pictures of sounds in five folds."""
+    for fold in range(1, 6):
+        for number, name in enumerate(("dog", "rain")):
+            (root / f"fold{fold}" / name).mkdir(parents=True)
+            noise = np.random.default_rng(fold).integers(0, 99, (64, 216)) + 99 * number
+            Image.fromarray(noise.astype(np.uint8)).save(root / f"fold{fold}" / name / "a.png")
+
+
+def scanned(root: Path) -> None:
+    """Volumes of an organ with two parts."""
+    nibabel = pytest.importorskip("nibabel", reason="volumes are an extra")
+    for split in ("train", "val", "test"):
+        for at in range(2):
+            voxels = np.random.default_rng(at).normal(100, 20, (30, 42, 26)).astype(np.float32)
+            parts = np.zeros(voxels.shape, np.uint8)
+            parts[8:16, 8:16, 8:16], parts[16:24, 8:16, 8:16] = 1, 2
+            for kind, array in (("images", voxels), ("labels", parts)):
+                (root / split / kind).mkdir(parents=True, exist_ok=True)
+                nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), root / split / kind / f"{at}.nii.gz")
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     """An empty folder, but for what the pages speak of."""
@@ -102,7 +127,10 @@ def place(tmp_path_factory) -> Path:
     labelled(place / "PATH", ("train", "val"), ("n01440764", "n02102040"), 8)
     segmented(place / "FOLDER", 3)
     segmented(place / "camvid", 11)
-    shutil.make_archive(str(place / "camvid"), "tar", place, "camvid")
+    recorded(place / "esc50")
+    scanned(place / "hippocampus")
+    for name in ("camvid", "esc50", "hippocampus"):
+        shutil.make_archive(str(place / name), "tar", place, name)
     return place
 
 
