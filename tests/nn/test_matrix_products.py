@@ -168,3 +168,13 @@ def test_segmentation_head(mode, layout, dtype, training):
     with materialised():
         found = run(head)
     check(found, run(exact), dtype)
+
+
+@pytest.mark.parametrize("mode", ["kv", "qkv"])
+def test_several_heads_are_left_to_pytorch(mode):
+    """The matrix is of one head: a layer of two must not be given one for both."""
+    torch.manual_seed(0)
+    layer, x = KroneckerAttention(8, mode, num_heads=2), torch.randn(2, 8, 5, 6)
+    expected = copy.deepcopy(layer)(x)
+    with materialised():
+        torch.testing.assert_close(layer(x), expected)

@@ -20,6 +20,21 @@ def test_nothing_is_started_on_a_cpu(monkeypatch):
         pass
 
 
+def test_what_was_compiled_is_not_compiled_again(monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(precompile.subprocess, "Popen", lambda command, **_: started.append(command[-1]))
+    monkeypatch.setattr(precompile, "_free_cores", lambda: 3)
+    recipe = load_recipe("imagenette/kanet_kv")
+    precompile._start(recipe)
+    assert len(started) == 3
+    precompile._marker(started[0]).touch()
+    precompile._start(recipe)
+    assert len(started) == 5
+    precompile._start(load_recipe("imagenette/kanet_kv", ["batch_size=64"]))
+    assert len(started) == 8
+
+
 @pytest.mark.parametrize("name", ["kanet_kv", "mobilenetv2"])
 def test_shapes_are_those_that_the_network_passes_on(name):
     network, found = create_model(name, num_classes=3).eval(), {}

@@ -246,7 +246,7 @@ class KroneckerAttention(GridAttention):
     ) -> Mixed:
         """KAO_QKV's middle stage: queries are (N, sum(grid), C) tokens too."""
         moments = None
-        if self.num_heads == 1 and self._materialises(plan):
+        if self._materialises(plan):
             return self._mix_materialised(queries, queries.transpose(1, 2), keys, values, plan)
         if self.uses_batch_statistics:
             per_key = self.coefficient_norm == "batch_per_key"
@@ -300,7 +300,7 @@ class KroneckerAttention(GridAttention):
 
     def _materialises(self, plan: Plan) -> bool:
         """Whether the coefficients are materialised; never while symbolic tracing, for which there is no plan yet."""
-        if self.coefficient_norm == "batch_per_key" or self.softmax == "per_axis":
+        if self.num_heads > 1 or self.coefficient_norm == "batch_per_key" or self.softmax == "per_axis":
             return False
         return isinstance(plan, Plan) and plan.spread == "matrix_products"
 

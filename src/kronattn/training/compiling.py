@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from kronattn.training.device_step import AUTOCAST
 from kronattn.training.recipe import Recipe
 
-__all__ = ["DECODED", "compile_mode", "keep_compiled_code", "steps_on_device"]
+__all__ = ["DECODED", "compile_mode", "graphs_unsupported_reason", "keep_compiled_code", "steps_on_device"]
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +31,14 @@ def steps_on_device(recipe: Recipe, device: torch.device) -> bool:
     """
     if recipe.compile != "auto" or device.type != "cuda":
         return False
-    reason = _unsupported_reason(recipe)
+    reason = graphs_unsupported_reason(recipe)
     if reason is not None and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
         log.warning("training without CUDA graphs: %s", reason)
     return reason is None
 
 
-def _unsupported_reason(recipe: Recipe) -> str | None:
+def graphs_unsupported_reason(recipe: Recipe) -> str | None:
+    """Why whole steps of a recipe cannot be captured on a GPU, in words; None where they can."""
     if recipe.devices * recipe.nodes > 1:
         return "gradients of several devices are put together by the host"
     if recipe.precision not in AUTOCAST:

@@ -7,6 +7,7 @@ process finds it. They start from the network's end, since the run starts from i
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -21,9 +22,10 @@ from torch import Tensor, nn
 
 from kronattn.data.transforms import ImageSettings
 from kronattn.models.files import build_model
-from kronattn.training.compiling import keep_compiled_code, steps_on_device
+from kronattn.training.compiling import graphs_unsupported_reason, keep_compiled_code
 from kronattn.training.device_step import AUTOCAST
 from kronattn.training.recipe import Recipe
+from kronattn.version import __version__
 
 __all__ = ["precompiling", "shapes_of_units"]
 
@@ -52,9 +54,9 @@ def _is_worth_it(recipe: Recipe) -> bool:
         return False
     if not isinstance(recipe.data.images, ImageSettings) or recipe.precision != "bf16-mixed" or _free_cores() < 1:
         return False
-    if torch.cuda.mem_get_info()[0] < _ROOM:
+    if recipe.compile != "auto" or graphs_unsupported_reason(recipe) is not None:
         return False
-    return steps_on_device(recipe, torch.device("cuda", 0))
+    return torch.cuda.mem_get_info()[0] >= _ROOM
 
 
 def _free_cores() -> int:
@@ -74,10 +76,21 @@ def _start(recipe: Recipe) -> list[subprocess.Popen[bytes]]:
             "precision": recipe.precision,
             "share": [place, count],
         }
-        command = [sys.executable, "-m", "kronattn.training.precompile", json.dumps(order)]
+        text = json.dumps(order, sort_keys=True)
+        if _marker(text).exists():
+            continue
+        command = [sys.executable, "-m", "kronattn.training.precompile", text]
         # Whatever goes wrong here, the run itself meets it, and says so.
         processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     return processes
+
+
+def _marker(order: str) -> Path:
+    """A file in Triton's cache that says that an order has been carried out there, by these versions."""
+    cache = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    known = f"{order} {device} {torch.__version__} {__version__}"
+    return cache / f"kronattn-{hashlib.sha256(known.encode()).hexdigest()[:32]}"
 
 
 def shapes_of_units(network: nn.Module, size: int) -> dict[str, tuple[int, ...]]:
@@ -132,3 +145,4 @@ if __name__ == "__main__":
     if hasattr(os, "nice"):
         os.nice(5)
     _compile_share(json.loads(sys.argv[1]))
+    _marker(sys.argv[1]).touch()
