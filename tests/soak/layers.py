@@ -9,20 +9,18 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
-from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from kronattn.nn import DenseAttention, KroneckerAttention
 from kronattn.ops.plan import kernels_unsupported_reason, override_plan
-from tests.ops.cases import LAYOUTS, lay_out, poison_empty
+from tests.ops.cases import LAYOUTS, lay_out
 from tests.soak.comparing import described, errors
 from tests.soak.layer_oracle import expected
-from tests.soak.part import Outcome, shapes_of
+from tests.soak.part import OnPoisonedMemory, Outcome, shapes_of
 
 # As in tests/nn/test_attention_on_kernels.py: maps and norms are a few more roundings than an operator has. Half
 # precision is that of autocast, with weights in float32.
@@ -54,16 +52,11 @@ _SHAPING = {"num_heads", "project", "qk_channels", "out_channels", "pool"}
 SIZES = {1: (2, 5, 16, 33), 2: (1, 2, 3, 5, 7, 14), 3: (2, 3, 5), 4: (2, 3)}
 
 
-class Layers:
+class Layers(OnPoisonedMemory):
     """``KroneckerAttention`` and ``DenseAttention``."""
 
-    def __init__(self, folder: Path, device: str) -> None:
-        self.device = torch.device(device)
-        self._patches = pytest.MonkeyPatch()
-        poison_empty(self._patches)
-
     def close(self) -> Mapping[str, Any]:
-        self._patches.undo()
+        super().close()
         known = {*OPTIONS, *_NOT_DRAWN, *_DRAWN_THERE}
         layers = (KroneckerAttention, DenseAttention)
         unknown = {name for layer in layers for name in _options_of(layer)} - known

@@ -5,37 +5,25 @@ Memory that they allocate is full of NaN beforehand, so that whatever is left ou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from kronattn import attention, kronecker_attention
 from kronattn.ops.plan import BACKENDS, kernels_unsupported_reason
-from tests.ops.cases import LAYOUTS, TOLERANCE, lay_out, poison_empty
+from tests.ops.cases import LAYOUTS, TOLERANCE, lay_out
 from tests.soak.comparing import described, errors
-from tests.soak.part import Outcome, shapes_of
+from tests.soak.part import OnPoisonedMemory, Outcome, shapes_of
 
 SIZES = {1: (1, 2, 5, 16, 33, 70), 2: (1, 2, 3, 5, 7, 14, 28), 3: (1, 2, 3, 5, 7), 4: (1, 2, 3, 4)}
 KEY_SIZES = (1, 2, 3, 5, 7)
 HEAD_CHANNELS = (1, 3, 8, 16, 40)
 
 
-class Operators:
+class Operators(OnPoisonedMemory):
     """``kronecker_attention`` and ``attention``."""
-
-    def __init__(self, folder: Path, device: str) -> None:
-        self.device = torch.device(device)
-        self._patches = pytest.MonkeyPatch()
-        poison_empty(self._patches)
-
-    def close(self) -> Mapping[str, Any]:
-        self._patches.undo()
-        return {}
 
     def run(self, number: int) -> Outcome:
         draw = Random(number)

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
 import torch
 
 from kronattn.ops.plan import override_plan
 from tests.nn.options import LayerCase, expected, gradients, kept_keys
-from tests.ops.cases import poison_empty
 from tests.soak.comparing import described, errors
 from tests.soak.layers import TOLERANCE
-from tests.soak.part import Outcome, shapes_of
+from tests.soak.part import OnPoisonedMemory, Outcome, shapes_of
 
 
-class Options:
+class Options(OnPoisonedMemory):
     """Positions, cosines, a softmax for each axis, products, gates, dropout, masks: all at once or some."""
-
-    def __init__(self, folder: Path, device: str) -> None:
-        self.device = torch.device(device)
-        self._patches = pytest.MonkeyPatch()
-        poison_empty(self._patches)
-
-    def close(self) -> Mapping[str, Any]:
-        self._patches.undo()
-        return {}
 
     def run(self, number: int) -> Outcome:
         draw = Random(number)

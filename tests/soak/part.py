@@ -9,7 +9,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
+import pytest
 import torch
+
+from tests.ops.cases import poison_empty
 
 # Of failures, of which one is enough to know: a soak that goes wrong everywhere should not fill the disk.
 KEPT_FAILURES = 50
@@ -47,6 +50,19 @@ class Part(Protocol):
 
     def close(self) -> Mapping[str, Any]:
         """Called at the end; gives figures about all cases together, and under "wrong" what was wrong with them."""
+
+
+class OnPoisonedMemory:
+    """A part whose cases get memory that is full of NaN, so that whatever is left out shows."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self.device = torch.device(device)
+        self._patches = pytest.MonkeyPatch()
+        poison_empty(self._patches)
+
+    def close(self) -> Mapping[str, Any]:
+        self._patches.undo()
+        return {}
 
 
 @dataclass
