@@ -258,6 +258,15 @@ def test_exportable_at_any_size(name):
     assert_same(program.module(), model, SIZES)
 
 
+def test_a_captured_graph_concatenates_no_map():
+    """A compiler takes a concatenation of channels for strided copies, as slow as all the rest of the network."""
+    with torch.no_grad():
+        program = torch.export.export(kronattn.fuse(small_network("kanet_kv")), (torch.randn(1, 3, 64, 64),))
+    joined = [node for node in program.graph.nodes if node.target is torch.ops.aten.cat.default]
+    assert joined  # the averages of both axes
+    assert all(node.meta["val"].dim() == 3 for node in joined)
+
+
 def test_gradients_reach_the_image():
     """Saliency works on the inference form too."""
     model = network("kanet_qkv")

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from kronattn.inference.attention import fused_attention
 from kronattn.inference.convolution import FusedConv, FusedPointwise, act_or_none, add_into, folded, fused_conv
 from kronattn.nn import AttnModule, AttnSkipModule, BaseModule, BaseSkipModule
-from kronattn.ops.fx import is_captured
 
 __all__ = ["FusedAttnModule", "FusedBaseModule", "FusedBaseSkipModule", "PortableBaseSkipModule"]
 
@@ -54,11 +53,12 @@ class FusedBaseSkipModule(nn.Module):
         expanded = self.expand(x)
         new = expanded[:, : self.new]
         activated = self.act(new)
-        if torch.is_grad_enabled() or is_captured():
-            # A gradient needs what would be overwritten, and a compiler arranges this by itself.
+        if expanded.requires_grad:
+            # The gradient needs what would be overwritten.
             expanded = torch.cat([activated, expanded[:, self.new :]], dim=1)
         elif activated is not new:
-            # The activation did not work in place.
+            # The activation did not work in place. A compiler makes this part of the activation; a concatenation it
+            # takes for strided copies, which cost as much as the whole network.
             new.copy_(activated)
         y = self.project(self.depthwise(expanded))
         return add_into(y, x) if self.skips else y
@@ -115,21 +115,19 @@ class FusedAttnModule(nn.Module):
         self.act = act_or_none(module.project.act)
         context = weight[:, new:]
         folds = fold_attention and new > 0 and self.stride == 1
-        attn = fused_attention(module.attn, context, portable) if folds else None
+        direct, adds_skip = torch.zeros_like(context), self.skips and self.act is None
+        if self.adds_input:
+            direct += context
+        if adds_skip:
+            direct += torch.eye(len(direct)).to(direct)
+        attn = fused_attention(module.attn, context, direct, portable) if folds else None
         self.folds_attention = attn is not None
         self.attn = module.attn if attn is None else attn
         self.project_global: FusedPointwise | None = None
         if attn is None:
             self.project_global = FusedPointwise(context, None if new else bias, portable=portable)
-            return
-        direct = torch.zeros_like(context)
-        if self.adds_input:
-            direct += context
-        if self.skips and self.act is None:
-            direct += torch.eye(len(direct)).to(direct)
+        elif adds_skip:
             self.skips = False
-        if direct.any():
-            self.project_global = FusedPointwise(direct, None, portable=portable)
 
     def forward(self, x: Tensor) -> Tensor:
         y = None
@@ -137,7 +135,6 @@ class FusedAttnModule(nn.Module):
             y = self.project_local(self.depthwise(self.expand(x)))
         if self.folds_attention:
             assert y is not None
-            y = y if self.project_global is None else self.project_global.add_to(y, x)
             y = self.attn(x, y)
         else:
             assert self.project_global is not None

@@ -14,7 +14,7 @@ from torch.nn.utils import fuse_conv_bn_eval
 from kronattn.nn.blocks import ConvNormAct
 from kronattn.ops.fx import is_captured
 
-__all__ = ["FusedConv", "FusedPointwise", "act_or_none", "add_into", "as_rows", "folded", "fused_conv"]
+__all__ = ["FusedConv", "FusedPointwise", "act_or_none", "add_into", "as_rows", "constant", "folded", "fused_conv"]
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -62,8 +62,8 @@ class FusedConv(nn.Module):
         self.portable = portable
         memory_format = torch.contiguous_format if portable else torch.channels_last
         # Copies: parts of one tensor would be written together with the whole of it.
-        self.weight = _constant(weight.clone(memory_format=memory_format))
-        self.bias = None if bias is None else _constant(bias.clone())
+        self.weight = constant(weight.clone(memory_format=memory_format))
+        self.bias = None if bias is None else constant(bias.clone())
         self.act = act_or_none(act)
         self.stride, self.padding, self.dilation = like.stride, like.padding, like.dilation
         self.groups = like.groups if like.groups == 1 else len(weight)
@@ -87,32 +87,29 @@ class FusedPointwise(nn.Module):
     ) -> None:
         super().__init__()
         self.portable = portable
-        self.weight = _constant(weight.reshape(*weight.shape[:2], 1, 1).clone(memory_format=torch.contiguous_format))
-        self.bias = None if bias is None else _constant(bias.clone())
+        matrix = weight.reshape(*weight.shape[:2], 1, 1) if portable else weight.flatten(1)
+        self.weight = constant(matrix.clone(memory_format=torch.contiguous_format))
+        self.bias = None if bias is None else constant(bias.clone())
         self.act = act_or_none(act)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.portable:
             y = F.conv2d(x, self.weight, self.bias)
         else:
-            y = F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+            y = F.linear(x.permute(0, 2, 3, 1), self.weight, self.bias).permute(0, 3, 1, 2)
         return y if self.act is None else self.act(y)
 
     def add_to(self, y: Tensor, x: Tensor) -> Tensor:
         """``y``, which must be new, plus the convolution of ``x``, added up inside the matrix product."""
         if self.portable or self.bias is not None:
             return add_into(y, self(x))
-        rows = as_rows(y)
-        return _as_grid(rows.flatten(0, 1).addmm_(as_rows(x).flatten(0, 1), self.weight.flatten(1).t()), y)
+        y.permute(0, 2, 3, 1).flatten(0, 2).addmm_(x.permute(0, 2, 3, 1).flatten(0, 2), self.weight.t())
+        return y
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[1]}, {self.weight.shape[0]}"
 
 
-def _as_grid(rows: Tensor, like: Tensor) -> Tensor:
-    """(N·h·w, C) rows as (N, C, h, w)."""
-    return rows.view(like.shape[0], *like.shape[2:], -1).permute(0, 3, 1, 2)
-
-
-def _constant(tensor: Tensor) -> nn.Parameter:
+def constant(tensor: Tensor) -> nn.Parameter:
+    """A tensor of a module's own that is not trained."""
     return nn.Parameter(tensor, requires_grad=False)
