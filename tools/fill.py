@@ -294,9 +294,19 @@ def studies() -> list[str | Table]:
     return shown or ["These studies have not been run yet: there is nothing to say."]
 
 
+def worth() -> list[str | Table]:
+    """What each layer gains on each data set of the longest study that was done, and what follows from it."""
+    name = next(name for name in STUDIES if (RESULTS / f"{name}.json").exists())
+    found = read(name)
+    measured = [part for part in summarise_study(found) if part["runs"]]
+    advised = "\n".join(f"- {part['title']}: {advice(part)}" for part in measured)
+    return [replace(overview_table(measured, found["study"]["references"][0]), title=""), advised]
+
+
 TABLES: dict[str, Mapping[str, Callable[[], Sequence[str | Table]]]] = {
     "README.md": {
         "headline": headline,
+        "worth": worth,
         "imagenette": trained("imagenette", "parameters", "MAdd", "images a second"),
         "camvid": trained("camvid", "pixel accuracy", "images a second", "peak memory"),
     },
