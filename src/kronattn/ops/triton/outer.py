@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kronattn.ops.triton.blocks import grid_offsets, launch, token_offsets
-from kronattn.ops.triton.layout import alignment, flat, flat_strides
+from kronattn.ops.triton.layout import alignment, flat
 from kronattn.ops.triton.tuning import ceil_div, outer_blocks, power_of_two
 
 __all__ = ["mean_once_forward", "outer_sum_forward"]
@@ -21,29 +21,11 @@ __all__ = ["mean_once_forward", "outer_sum_forward"]
 
 @triton.jit
 def outer_sum_forward_kernel(
-    tokens,
-    residual,
-    y,
-    residual_n,
-    residual_c,
-    residual_p,
-    y_n,
-    y_c,
-    y_p,
-    height,
-    width,
-    row_blocks,
-    column_scale,
+    tokens, residual, y, residual_n, residual_c, residual_p, y_n, y_c, y_p, height, width, row_blocks, column_scale,
     row_scale,
-    C: tl.constexpr,
-    BR: tl.constexpr,
-    BW: tl.constexpr,
-    BC: tl.constexpr,
-    Y_LAST: tl.constexpr,
-    RESIDUAL_LAST: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    ALIGN: tl.constexpr,
-):
+    C: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, Y_LAST: tl.constexpr,
+    RESIDUAL_LAST: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
     """y[r, w] = columns[w] · column_scale + rows[r] · row_scale (+ residual[r, w]) for BR rows and BW columns."""
     n = (tl.program_id(0) // row_blocks).to(tl.int64)
     b_r = (tl.program_id(0) % row_blocks) * BR + tl.arange(0, BR)
@@ -88,8 +70,7 @@ def outer_sum_forward(
         ``output``.
     """
     batch, _, channels = tokens.shape
-    strides = flat_strides(output)
-    assert strides is not None
+    _, strides = flat(output)
     has_residual = residual is not None
     residual, residual_strides = (output, strides) if residual is None else flat(residual)
     blocks = outer_blocks(channels, height, width, strides.channels_last)

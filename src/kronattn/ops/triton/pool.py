@@ -45,21 +45,9 @@ def tile_columns(b_x, BR: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, LANE
 
 @triton.jit
 def load_tile(
-    x,
-    first,
-    last,
-    start,
-    b_c,
-    width,
-    stride_p,
-    stride_c,
-    channels,
-    BR: tl.constexpr,
-    BW: tl.constexpr,
-    LANES: tl.constexpr,
-    LAST: tl.constexpr,
-    ALIGN: tl.constexpr,
-):
+    x, first, last, start, b_c, width, stride_p, stride_c, channels,
+    BR: tl.constexpr, BW: tl.constexpr, LANES: tl.constexpr, LAST: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
     """Rows first to last (at most BR) and columns from start on of one sample: (BW * BR, channels).
 
     Position (i · BR + r) · LANES + l of the tile is row r, column i · LANES + l. Triton hands positions out to
@@ -76,26 +64,10 @@ def load_tile(
 
 @triton.jit
 def sum_strip(
-    x,
-    rows,
-    first,
-    last,
-    start,
-    b_c,
-    width,
-    stride_p,
-    stride_c,
-    row_scale,
-    channels,
-    C: tl.constexpr,
-    BR: tl.constexpr,
-    BW: tl.constexpr,
-    BC: tl.constexpr,
-    LANES: tl.constexpr,
-    LAST: tl.constexpr,
-    ALIGN: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    x, rows, first, last, start, b_c, width, stride_p, stride_c, row_scale, channels,
+    C: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, LANES: tl.constexpr, LAST: tl.constexpr,
+    ALIGN: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Walk down a strip of one sample: write each row's sum · row_scale, return the columns' sums (BW, BC)."""
     b_row = tl.arange(0, BR)
     b_total = tl.zeros([BW * BR, BC], tl.float32)
@@ -121,30 +93,11 @@ def sum_strip(
 
 @triton.jit
 def pool_forward_kernel(
-    x,
-    tokens,
-    column_parts,
-    row_parts,
-    stride_n,
-    stride_c,
-    stride_p,
-    height,
-    width,
-    splits,
-    rows_per_split,
-    column_scale,
-    row_scale,
-    C: tl.constexpr,
-    BR: tl.constexpr,
-    BW: tl.constexpr,
-    BC: tl.constexpr,
-    LANES: tl.constexpr,
-    LAST: tl.constexpr,
-    ALIGN: tl.constexpr,
-    STAGES: tl.constexpr,
-    WHOLE_COLUMNS: tl.constexpr,
-    WHOLE_ROWS: tl.constexpr,
-):
+    x, tokens, column_parts, row_parts, stride_n, stride_c, stride_p, height, width, splits, rows_per_split,
+    column_scale, row_scale,
+    C: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, LANES: tl.constexpr, LAST: tl.constexpr,
+    ALIGN: tl.constexpr, STAGES: tl.constexpr, WHOLE_COLUMNS: tl.constexpr, WHOLE_ROWS: tl.constexpr,
+):  # fmt: skip
     n = (tl.program_id(0) // splits).to(tl.int64)
     split = tl.program_id(0) % splits
     tile = tl.program_id(1)
@@ -175,20 +128,9 @@ def pool_forward_kernel(
 
 @triton.jit
 def add_parts_kernel(
-    column_parts,
-    row_parts,
-    tokens,
-    height,
-    width,
-    splits,
-    tiles,
-    column_scale,
-    row_scale,
-    C: tl.constexpr,
-    WHOLE_COLUMNS: tl.constexpr,
-    WHOLE_ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    column_parts, row_parts, tokens, height, width, splits, tiles, column_scale, row_scale,
+    C: tl.constexpr, WHOLE_COLUMNS: tl.constexpr, WHOLE_ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Add up one sample's parts: of its columns over ``splits``, of its rows over ``tiles``."""
     n = tl.program_id(0).to(tl.int64)
     b_i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
