@@ -20,6 +20,7 @@ from kronattn.ops.coefficients import Moments
 from kronattn.ops.triton.blocks import launch
 from kronattn.ops.triton.layout import on_device
 from kronattn.ops.triton.moments import finish_moments
+from kronattn.ops.triton.operators import differentiable, records
 from kronattn.ops.triton.tuning import ceil_div, power_of_two
 
 __all__ = ["centred", "moments", "softmax"]
@@ -31,7 +32,7 @@ _PROGRAMS = 528
 
 def centred(keys: Tensor, dtype: torch.dtype) -> Tensor:
     """As :func:`kronattn.ops.matrix_products.centred`."""
-    return _Centred.apply(keys, dtype) if _records(keys) else _centre_keys(keys, dtype)
+    return _Centred.apply(keys, dtype) if records(keys) else _centre(keys, keys.shape[1], dtype, backward=False)
 
 
 def moments(matrix: Tensor, count: int) -> tuple[Moments, Tensor]:
@@ -42,11 +43,9 @@ def moments(matrix: Tensor, count: int) -> tuple[Moments, Tensor]:
 
 def softmax(matrix: Tensor, count: int) -> Tensor:
     """As :func:`kronattn.ops.matrix_products.softmax`."""
-    return _Softmax.apply(matrix, count) if _records(matrix) else _softmax(matrix, count)[..., :count]
-
-
-def _records(x: Tensor) -> bool:
-    return torch.is_grad_enabled() and x.requires_grad
+    if records(matrix):
+        return _Softmax.apply(matrix, count)
+    return _row_by_row(softmax_kernel, matrix, (), count)[..., :count]
 
 
 @triton.jit
@@ -145,28 +144,39 @@ def softmax_kernel(matrix, output, rows, count, M: tl.constexpr, BR: tl.constexp
 
 @triton.jit
 def softmax_backward_kernel(
-    softmax, d_softmax, output, rows, count, d_stride, M: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr
+    softmax, d_softmax, output, rows, count, M: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr
 ):  # fmt: skip
     b_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     b_k = tl.arange(0, BK)
     b_a = load_matrix_rows(softmax, b_r, rows, b_k, M, M)
-    b_da = load_matrix_rows(d_softmax, b_r, rows, b_k, d_stride, count)
+    b_da = load_matrix_rows(d_softmax, b_r, rows, b_k, count, count)
     b_d = b_a * (b_da - tl.sum(b_a * b_da, axis=1)[:, None])
     b_mask = (b_r < rows)[:, None] & (b_k < M)[None, :]
     tl.store(output + b_r[:, None] * M + b_k[None, :], b_d.to(output.dtype.element_ty), mask=b_mask)
 
 
-def _blocks(matrix: Tensor) -> tuple[int, int, int]:
-    """Columns, and how many rows and columns a program takes at a time."""
+def _blocks(matrix: Tensor) -> tuple[int, tuple[int, int, int]]:
+    """Rows of a matrix; its columns, and how many rows and columns a program takes at a time."""
     width = matrix.shape[-1]
     block = max(16, power_of_two(width))
-    return width, max(1, _TILE // block), block
+    return matrix.numel() // width, (width, max(1, _TILE // block), block)
 
 
-def _centre(x: Tensor, output: Tensor, count: int, *, backward: bool) -> Tensor:
-    batch, channels = x.shape[0], x.shape[2]
+def _row_by_row(kernel: Any, matrix: Tensor, others: tuple[Tensor, ...], *numbers: float, flags: Any = ()) -> Tensor:
+    """What a kernel that takes some rows at a time makes of a matrix and ``others``: a matrix like it."""
+    rows, blocks = _blocks(matrix)
+    output = torch.empty_like(matrix)
+    with on_device(matrix):
+        launch(kernel, (ceil_div(rows, blocks[1]),), (matrix, *others, output), (rows, *numbers), *blocks, *flags)
+    return output
+
+
+def _centre(x: Tensor, count: int, dtype: torch.dtype, *, backward: bool) -> Tensor:
+    """(N, count, C) keys to (N, padded(count), C) in ``dtype``; backward, the other way round."""
+    batch, _, channels = x.shape
+    padded = matrix_products.padded(count)
+    output = torch.empty((batch, count if backward else padded, channels), dtype=dtype, device=x.device)
     block = min(64, power_of_two(channels))
-    padded = x.shape[1] if backward else output.shape[1]
     with on_device(x):
         launch(
             centre_kernel, (batch, ceil_div(channels, block)), (x, output), (*x.stride(), count, padded),
@@ -175,49 +185,29 @@ def _centre(x: Tensor, output: Tensor, count: int, *, backward: bool) -> Tensor:
     return output
 
 
-def _centre_keys(keys: Tensor, dtype: torch.dtype) -> Tensor:
-    batch, count, channels = keys.shape
-    rows = torch.empty((batch, matrix_products.padded(count), channels), dtype=dtype, device=keys.device)
-    return _centre(keys, rows, count, backward=False)
-
-
-def _softmax(matrix: Tensor, count: int) -> Tensor:
-    width, block_rows, block = _blocks(matrix)
-    rows, output = matrix.numel() // width, torch.empty_like(matrix)
-    with on_device(matrix):
-        tensors = matrix, output
-        launch(softmax_kernel, (ceil_div(rows, block_rows),), tensors, (rows, count), width, block_rows, block)
-    return output
-
-
 class _Centred(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, keys: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.count, ctx.dtype = keys.shape[1], keys.dtype
-        return _centre_keys(keys, dtype)
+        return _centre(keys, ctx.count, dtype, backward=False)
 
     @staticmethod
     def backward(ctx: Any, d_rows: Tensor) -> tuple[Tensor, None]:
         if torch.is_grad_enabled():
             d_keys = d_rows[:, : ctx.count] + d_rows[:, ctx.count :][:, :1] / ctx.count
             return (d_keys - d_rows[:, : ctx.count].mean(dim=1, keepdim=True)).to(ctx.dtype), None
-        d_keys = torch.empty((d_rows.shape[0], ctx.count, d_rows.shape[2]), dtype=ctx.dtype, device=d_rows.device)
-        return _centre(d_rows, d_keys, ctx.count, backward=True), None
+        return _centre(d_rows, ctx.count, ctx.dtype, backward=True), None
 
 
 class _Moments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        width, block_rows, block = _blocks(matrix)
-        rows = matrix.numel() // width
-        per_program = ceil_div(ceil_div(rows, _PROGRAMS), block_rows) * block_rows
+        rows, blocks = _blocks(matrix)
+        per_program = ceil_div(ceil_div(rows, _PROGRAMS), blocks[1]) * blocks[1]
         programs = ceil_div(rows, per_program)
         parts = torch.empty((programs, 4), dtype=torch.float32, device=matrix.device)
         with on_device(matrix):
-            launch(
-                matrix_moments_kernel, (programs,), (matrix, parts), (rows, per_program, count),
-                width, block_rows, block,
-            )  # fmt: skip
+            launch(matrix_moments_kernel, (programs,), (matrix, parts), (rows, per_program, count), *blocks)
             mean, squares = finish_moments(parts, 1, 1, float(rows * count))
         ctx.save_for_backward(matrix, mean)
         ctx.count = count
@@ -233,44 +223,30 @@ class _Moments(torch.autograd.Function):
         matrix, mean = ctx.saved_tensors
         d_squares = torch.zeros_like(mean) if d_squares is None else d_squares
         if torch.is_grad_enabled():
-            leaf = matrix.view_as(matrix) if matrix.requires_grad else matrix.detach().requires_grad_()
-            found, _ = matrix_products.moments(leaf, ctx.count)
-            total = (found.squares * d_squares).sum() + (0 if d_mean is None else (found.mean * d_mean).sum())
-            (through,) = torch.autograd.grad(total, leaf, create_graph=True)
+
+            def call(matrix: Tensor) -> Tensor:
+                found, _ = matrix_products.moments(matrix, ctx.count)
+                return (found.squares * d_squares).sum() + (0 if d_mean is None else (found.mean * d_mean).sum())
+
+            (through,) = differentiable(call, (matrix,), None)
             return through if d_matrix is None else d_matrix + through, None
-        width, block_rows, block = _blocks(matrix)
-        rows, output = matrix.numel() // width, torch.empty_like(matrix)
         received = matrix if d_matrix is None else d_matrix.contiguous()
-        with on_device(matrix):
-            launch(
-                matrix_moments_backward_kernel, (ceil_div(rows, block_rows),),
-                (matrix, mean, mean if d_mean is None else d_mean, d_squares, received, output),
-                (rows, ctx.count, float(rows * ctx.count)),
-                width, block_rows, block, d_mean is not None, d_matrix is not None,
-            )  # fmt: skip
-        return output, None
+        others = mean, mean if d_mean is None else d_mean, d_squares, received
+        flags, members = (d_mean is not None, d_matrix is not None), matrix.numel() // matrix.shape[-1] * ctx.count
+        return _row_by_row(matrix_moments_backward_kernel, matrix, others, ctx.count, float(members), flags=flags), None
 
 
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, count: int) -> Tensor:
-        output = _softmax(matrix, count)
+        output = _row_by_row(softmax_kernel, matrix, (), count)
         ctx.save_for_backward(matrix, output)
         return output[..., :count]
 
     @staticmethod
-    def backward(ctx: Any, d_softmax: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, d_softmax: Tensor) -> tuple[Tensor | None, None]:
         matrix, output = ctx.saved_tensors
+        count = d_softmax.shape[-1]
         if torch.is_grad_enabled():
-            leaf = matrix.view_as(matrix) if matrix.requires_grad else matrix.detach().requires_grad_()
-            y = matrix_products.softmax(leaf, d_softmax.shape[-1])
-            return torch.autograd.grad(y, leaf, d_softmax, create_graph=True)[0], None
-        width, block_rows, block = _blocks(matrix)
-        rows, d_matrix = matrix.numel() // width, torch.empty_like(matrix)
-        d_softmax = d_softmax.contiguous()
-        with on_device(matrix):
-            launch(
-                softmax_backward_kernel, (ceil_div(rows, block_rows),), (output, d_softmax, d_matrix),
-                (rows, d_softmax.shape[-1], d_softmax.shape[-1]), width, block_rows, block,
-            )  # fmt: skip
-        return d_matrix, None
+            return differentiable(lambda x: matrix_products.softmax(x, count), (matrix,), d_softmax)[0], None
+        return _row_by_row(softmax_backward_kernel, output, (d_softmax.contiguous(),), count), None
