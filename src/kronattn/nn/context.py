@@ -27,11 +27,10 @@ from kronattn.nn.grid_attention import map_positions
 from kronattn.nn.squeeze_axial import SqueezeAxial
 from kronattn.ops.attend import at_least_float32
 from kronattn.ops.autocast import without_autocast
+from kronattn.ops.checks import check_positive_int
 from kronattn.ops.fx import leaf_function
 
 __all__ = ["AxisMeans", "CoordinateGate", "GlobalContext", "GlobalMean", "NoContext", "SqueezeAxial"]
-
-MEANS = ("once", "each")
 
 # Fewer channels than this in a bottleneck leave its norm nothing to work on.
 _NARROWEST = 8
@@ -108,7 +107,7 @@ class AxisMeans(ContextLayer):
 
     def __init__(self, channels: int, *, mean: str = "once", device: Any = None, dtype: Any = None) -> None:
         super().__init__(channels)
-        if mean not in MEANS:
+        if mean not in ("once", "each"):
             raise ValueError(f"mean must be 'once' or 'each', not {mean!r}")
         self.mean = mean
         self.value_map = nn.Linear(channels, channels, bias=False, device=device, dtype=dtype)
@@ -212,10 +211,7 @@ class GlobalContext(ContextLayer):
 
 
 def _bottleneck(channels: int, reduction: int) -> int:
-    if isinstance(reduction, bool) or not isinstance(reduction, int):
-        raise TypeError(f"reduction must be an int, not {type(reduction).__name__}")
-    if reduction < 1:
-        raise ValueError(f"reduction must be at least 1, not {reduction}")
+    check_positive_int("reduction", reduction)
     return max(_NARROWEST, channels // reduction)
 
 

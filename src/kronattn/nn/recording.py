@@ -108,7 +108,7 @@ def _observer(name: str, recording: Recording) -> Callable[[GridAttention, Mixed
         assert queries is not None
         assert keys is not None
         assert values is not None
-        columns = queries.transpose(1, 2) if mode == "qkv" else queries.flatten(2)
+        columns = queries.flatten(2)
         heads = (layer.num_heads, -1)
         recording._calls.append(
             RecordedAttention(

@@ -12,7 +12,7 @@ from kronattn.ops.attend import at_least_float32, attend
 from kronattn.ops.coefficients import Moments, coefficient_moments, masked_moments
 from kronattn.ops.fx import leaf_function
 
-__all__ = ["attend_tokens", "attention", "moments", "multiply_tokens", "pool", "spread", "spread_tokens"]
+__all__ = ["attention", "moments", "multiply_tokens", "pool", "spread", "spread_tokens"]
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *, num_heads: int, scale: float | Tensor) -> Tensor:
@@ -71,14 +71,6 @@ def spread(
     if query.dim() > 3:
         y = y.unflatten(2, query.shape[2:])
     return y if residual is None else y + residual
-
-
-def attend_tokens(
-    queries: Tensor, keys: Tensor, values: Tensor, *, num_heads: int = 1, key_bias: Tensor | None = None
-) -> Tensor:
-    """Attention of (N, M, C) queries to (N, S, C) keys with (N, S, P) values: (N, M, P) in the queries' dtype."""
-    columns = [x.transpose(1, 2) for x in (queries, keys, values)]
-    return _attend(columns[0], columns[1], columns[2], num_heads, key_bias).transpose(1, 2)
 
 
 def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = None) -> Tensor:
