@@ -223,7 +223,7 @@ class KroneckerAttention(GridAttention):
             values = self.dropout(vectors).unflatten(1, (-1, self.num_heads)).flatten(2)
         return values
 
-    def _mapped(self, map_values: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    def _mapped(self, map_values: Any, values: Tensor) -> Any:
         if isinstance(map_values, fx.Proxy):
             # Traced by itself, the layer has a placeholder here, for what may be given or not.
             return optionally(map_values, values)
@@ -365,9 +365,9 @@ class DenseAttention(GridAttention):
     Args:
         channels: of the input.
         pool: the factor that keys and values are pooled by along every axis (Attn+Pool); 7 becomes 4 for 2.
-        num_heads, project, coefficient_norm, scale, qk_channels, out_channels: as in
-            :class:`KroneckerAttention`.
         grid: the keys' grid before pooling, for "batch_per_key" alone.
+        options: num_heads, project, coefficient_norm, scale, qk_channels, out_channels, device and dtype, as in
+            :class:`KroneckerAttention`.
 
     Shape:
         query (N, channels, *grid), and key and value (N, channels, *other_grid) where given, to
@@ -379,32 +379,10 @@ class DenseAttention(GridAttention):
     """
 
     def __init__(
-        self,
-        channels: int,
-        *,
-        pool: int | None = None,
-        num_heads: int = 1,
-        project: str = "v",
-        coefficient_norm: str | None = "batch",
-        scale: float = 1.0,
-        qk_channels: int | None = None,
-        out_channels: int | None = None,
-        grid: Sequence[int] | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        self, channels: int, *, pool: int | None = None, grid: Sequence[int] | None = None, **options: Any
     ) -> None:
-        super().__init__(
-            channels,
-            num_heads=num_heads,
-            project=project,
-            coefficient_norm=coefficient_norm,
-            scale=scale,
-            qk_channels=qk_channels,
-            out_channels=out_channels,
-            num_keys=None if grid is None else math.prod(-(-size // (pool or 1)) for size in grid),
-            device=device,
-            dtype=dtype,
-        )
+        num_keys = None if grid is None else math.prod(-(-size // (pool or 1)) for size in grid)
+        super().__init__(channels, num_keys=num_keys, **options)
         self.pool = pool
 
     def forward(

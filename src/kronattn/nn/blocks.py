@@ -78,13 +78,7 @@ class _Bottleneck(nn.Module):
     """What the four share: a check of the arguments, the skip from input to output, the last convolution."""
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        stride: int,
-        expansion: float,
-        norm_layer: Layer,
+        self, in_channels: int, out_channels: int, *, stride: int, expansion: float, norm_layer: Layer
     ) -> None:
         super().__init__()
         if min(in_channels, out_channels) < 1:

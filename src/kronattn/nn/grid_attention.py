@@ -54,15 +54,15 @@ class GridAttention(nn.Module):
         self,
         channels: int,
         *,
-        num_heads: int,
-        project: str,
-        coefficient_norm: str | None,
-        scale: float,
-        qk_channels: int | None,
-        out_channels: int | None,
-        num_keys: int | None,
-        device: Any,
-        dtype: Any,
+        num_heads: int = 1,
+        project: str = "v",
+        coefficient_norm: str | None = "batch",
+        scale: float = 1.0,
+        qk_channels: int | None = None,
+        out_channels: int | None = None,
+        num_keys: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__()
         check_positive_int("channels", channels)
@@ -96,9 +96,8 @@ class GridAttention(nn.Module):
         if coefficient_norm == "cosine":
             self.norm = CosineNorm(num_heads).to(device=device, dtype=dtype)
         elif coefficient_norm is not None:
-            self.norm = CoefficientNorm(
-                num_heads, num_keys=num_keys if coefficient_norm == "batch_per_key" else None
-            ).to(device=device, dtype=dtype)
+            num_keys = num_keys if coefficient_norm == "batch_per_key" else None
+            self.norm = CoefficientNorm(num_heads, num_keys=num_keys).to(device=device, dtype=dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -114,8 +114,8 @@ def _observer(name: str, recording: Recording) -> Callable[[GridAttention, Mixed
             RecordedAttention(
                 name,
                 mode,
-                grid,
-                key_grid,
+                tuple(grid),
+                tuple(key_grid),
                 columns.unflatten(1, heads),
                 keys.transpose(1, 2).unflatten(1, heads).to(columns.dtype),
                 bias,

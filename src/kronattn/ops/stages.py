@@ -249,8 +249,7 @@ def moments(
     """
     with without_autocast(query):
         if masks.mask is not None and masks.shares is not None and masks.key_shares is not None:
-            there = masks.mask.flatten(1) if like is None else masks.shares > 0
-            there = there, masks.key_shares > 0
+            there = masks.mask.flatten(1) if like is None else masks.shares > 0, masks.key_shares > 0
             return torch_backend.moments(query, keys, num_heads=num_heads, there=there), query, keys
         if plan.spread == "triton" and not per_key:
             return _implementation("triton").moments(query, keys, num_heads=num_heads)
