@@ -15,7 +15,6 @@ from kronattn.nn.plain import is_plain
 from kronattn.nn.positions import AxisPositions
 from kronattn.ops import stages, torch_backend
 from kronattn.ops.attention import pool_grid
-from kronattn.ops.autocast import without_autocast
 from kronattn.ops.checks import check_options, check_residual
 from kronattn.ops.fx import is_captured, leaf_function
 from kronattn.ops.masks import NO_MASKS, Masks, apply_masks, cleared
@@ -286,10 +285,10 @@ class KroneckerAttention(GridAttention):
 
     def _spread(self, mixed: Mixed, query: Tensor, key: Tensor, plan: Plan, residual: Tensor | None) -> Tensor:
         """What the last stage makes of what the middle stage gave; for KAO_QKV, attention belongs to it too."""
-        queries, keys, bias, values, coefficients, masks = mixed
+        queries, keys, bias, values, weights, masks = mixed
         added = residual if self.mode == "kv" else None
-        if coefficients is not None:
-            y = stages.spread_coefficients(coefficients, values, queries, plan, residual=added)
+        if weights is not None:
+            y = stages.spread_coefficients(weights, values, queries, residual=added)
         else:
             axes = key.shape[2:] if self.softmax == "per_axis" else None
             y = stages.spread(
@@ -308,15 +307,16 @@ class KroneckerAttention(GridAttention):
 
     def _mix_materialised(self, queries: Tensor, keys: Tensor, values: Tensor, plan: Plan) -> Mixed:
         """The same for wide layers: the coefficients are materialised once, for their statistics and to go on with."""
-        coefficients, moments = stages.coefficients(queries, keys, plan), None
-        if self.norm is not None:
-            if self.uses_batch_statistics:
-                moments, coefficients = stages.moments_of_coefficients(coefficients, keys.shape[1], plan)
-            if self.observer is not None:
-                keys = keys * self.norm.scale_and_bias(moments)[0]
-            # What multiplies the keys multiplies the coefficients.
-            coefficients, _ = self.norm(coefficients, moments, plan)
-        return Mixed(queries, keys, None, values, coefficients)
+        coefficients, moments, count = stages.coefficients(queries, keys, plan), None, keys.shape[1]
+        if self.norm is None:
+            return Mixed(queries, keys, None, values, stages.softmax(coefficients, count))
+        if self.uses_batch_statistics:
+            moments, coefficients = stages.moments_of_coefficients(coefficients, count, plan)
+        if self.observer is not None:
+            keys = keys * self.norm.scale_and_bias(moments)[0]
+        # What multiplies the keys multiplies the coefficients.
+        weights, _ = self.norm(coefficients, moments, plan, softmax_of=count)
+        return Mixed(queries, keys, None, values, weights)
 
     def _folds_query_map(self, keys: Tensor, plan: Plan) -> bool:
         """Whether the few keys are mapped back instead of all queries: k·(Wq) = (Wᵀk)·q.
@@ -403,33 +403,21 @@ class DenseAttention(GridAttention):
         )
         keys, moments = stages.scaled(self._unit(keys, 2), self.scale, self.num_heads), None
         if self.uses_batch_statistics:
-            moments = dense_moments(queries, keys, self.num_heads, self.coefficient_norm == "batch_per_key")
+            moments = torch_backend.moments(
+                queries, keys, num_heads=self.num_heads, per_key=self.coefficient_norm == "batch_per_key"
+            )
         keys, bias = self._normalised(keys, moments)
         if self.observer is not None:
             self.observer(self, Mixed(queries, keys, bias, values), query.shape[2:], key.shape[2:])
         residual = check_residual(residual, query, values)
-        return dense_attention(queries, keys, values, bias, residual, self.num_heads)
+        options: Any = {"num_heads": self.num_heads, "key_bias": bias, "residual": residual}
+        return torch_backend.spread(queries, keys, values, **options)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, pool={self.pool}"
 
 
 @leaf_function
-def optionally(function: Callable[[Tensor], Tensor] | None, x: Tensor) -> Tensor:
+def optionally(function: Any, x: Any) -> Any:
     """function(x), or ``x`` where there is no function."""
     return x if function is None else function(x)
-
-
-@leaf_function
-def dense_moments(queries: Tensor, keys: Tensor, num_heads: int, per_key: bool) -> Any:
-    """Batch statistics of the coefficients of (N, C, *grid) queries and (N, S, C) keys."""
-    with without_autocast(queries):
-        return torch_backend.moments(queries, keys, num_heads=num_heads, per_key=per_key)
-
-
-@leaf_function
-def dense_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, residual: Tensor | None, num_heads: int
-) -> Tensor:
-    """Attention of every position of (N, C, *grid) to (N, S, C) keys with (N, S, P) values."""
-    return torch_backend.spread(queries, keys, values, num_heads=num_heads, key_bias=bias, residual=residual)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kronattn.ops import torch_backend
 from kronattn.ops.autocast import autocasted
 from kronattn.ops.checks import MAX_AXES, check_dtype, check_grid_tensor, check_positive_int, check_residual
 from kronattn.ops.fx import leaf_function
@@ -22,7 +21,6 @@ __all__ = [
     "check_context_input",
     "grid_mean",
     "split_axes",
-    "spread_tokens",
     "spread_vector",
 ]
 
@@ -113,12 +111,6 @@ def split_axes(tokens: Tensor, like: Tensor) -> tuple[Tensor, ...]:
         parts.append(tokens[:, start : start + size])
         start += size
     return tuple(reversed(parts))
-
-
-@leaf_function
-def spread_tokens(tokens: Tensor, like: Tensor, residual: Tensor | None = None) -> Tensor:
-    """The outer sum of (N, sum(grid), C) tokens in ``like``'s grid, dtype and memory format, plus ``residual``."""
-    return torch_backend.spread_tokens(tokens, like, residual=residual)
 
 
 @leaf_function

@@ -28,7 +28,7 @@ class Mixed(NamedTuple):
         key_bias: (num_heads, S), or with a mask (N, num_heads, S), added to each key's coefficients before the
             softmax, or None.
         values: (N, S, P).
-        coefficients: of the keys before the softmax, where they are materialised; see
+        weights: (N, m, S), the coefficients after their softmax, where they are materialised; see
             :mod:`kronattn.ops.matrix_products`.
         masks: what of it holds data; see :mod:`kronattn.ops.masks`.
     """
@@ -37,7 +37,7 @@ class Mixed(NamedTuple):
     keys: Tensor
     key_bias: Tensor | None
     values: Tensor
-    coefficients: Tensor | None = None
+    weights: Tensor | None = None
     masks: Masks = NO_MASKS
 
 

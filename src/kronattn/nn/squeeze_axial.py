@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kronattn.nn.context_layer import ContextLayer, add_residual, axis_tokens, check_axes, split_axes, spread_tokens
+from kronattn.nn.context_layer import ContextLayer, add_residual, axis_tokens, check_axes, split_axes
 from kronattn.ops.checks import check_heads
 from kronattn.ops.fx import leaf_function
-from kronattn.ops.torch_backend import spread
+from kronattn.ops.torch_backend import spread, spread_tokens
 
 __all__ = ["AxisPositions", "SqueezeAxial"]
 

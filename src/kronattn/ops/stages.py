@@ -34,9 +34,11 @@ __all__ = [
     "moments",
     "moments_of_coefficients",
     "normalise",
+    "normalised_softmax",
     "pool",
     "scaled",
     "scaled_for_product",
+    "softmax",
     "spread",
     "spread_coefficients",
     "spread_tokens",
@@ -99,7 +101,8 @@ def spread(
         return residual
     with without_autocast(query):
         if plan.spread == "matrix_products" and num_heads == 1 and key_bias is None:
-            return spread_coefficients(coefficients(query, keys, plan), values, query, plan, residual=residual)
+            weights = softmax(coefficients(query, keys, plan), keys.shape[1])
+            return spread_coefficients(weights, values, query, residual=residual)
         return _implementation(plan.spread).spread(
             query, keys, values, num_heads=num_heads, key_bias=key_bias, residual=residual
         )
@@ -123,17 +126,21 @@ def moments_of_coefficients(matrix: Tensor, count: int, plan: Plan) -> tuple[Mom
 
 
 @leaf_function
-def spread_coefficients(
-    matrix: Tensor, values: Tensor, like: Tensor, plan: Plan, *, residual: Tensor | None = None
-) -> Tensor:
-    """The last stage from materialised coefficients, with scale and norm multiplied in, and (N, S, P) values.
+def softmax(matrix: Tensor, count: int) -> Tensor:
+    """(N, m, count): the softmax of materialised coefficients of ``count`` keys."""
+    with without_autocast(matrix):
+        return matrix_products.softmax(matrix, count)
+
+
+@leaf_function
+def spread_coefficients(weights: Tensor, values: Tensor, like: Tensor, *, residual: Tensor | None = None) -> Tensor:
+    """The last stage from (N, m, S) materialised coefficients, after their softmax, and (N, S, P) values.
 
     Returns:
         (N, P, *grid) for ``like``'s (N, any, *grid), plus the residual.
     """
     with without_autocast(like):
-        weights = _between_products(matrix, plan).softmax(matrix, values.shape[1]).to(like.dtype)
-        values = values.to(like.dtype)
+        weights, values = weights.to(like.dtype), values.to(like.dtype)
         if residual is None:
             rows = torch.bmm(weights, values)
         else:
@@ -188,6 +195,8 @@ def combine_tokens(
 ) -> Tensor:
     """The last stage of KAO_QKV: every position receives the sum, or the product, of its axes' tokens."""
     if combine == "sum":
+        if mean == "once" and plan.pool == "triton" and like.dim() == 4 and shares is None:
+            return _implementation("triton").spread_tokens(tokens, like, residual=residual, mean_once=True)
         tokens = count_mean_once(tokens, like, plan, shares) if mean == "once" else tokens
         return spread_tokens(tokens, like, plan, residual=residual)
     y = torch_backend.multiply_tokens(scaled_for_product(tokens, like, shares), like)
@@ -268,6 +277,13 @@ def normalise(
 ) -> Tensor:
     """The norm of the coefficients multiplied into keys by the kernel; see :mod:`kronattn.nn.coefficient_norm`."""
     return cast(Tensor, _implementation("triton").normalise(keys, weight, moments, running, **constants))
+
+
+def normalised_softmax(matrix: Tensor, count: int, *norm: Any, **constants: Any) -> Tensor:
+    """The same for materialised coefficients of ``count`` keys, and their softmax in the same launch."""
+    from kronattn.ops.triton import wide  # needs Triton
+
+    return wide.normalised_softmax(matrix, count, *norm, **constants)
 
 
 def _are_few(query: Tensor, keys: Tensor) -> bool:

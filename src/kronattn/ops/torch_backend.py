@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kronattn.ops import grid
 from kronattn.ops.attend import at_least_float32, attend
+from kronattn.ops.autocast import without_autocast
 from kronattn.ops.coefficients import Moments, coefficient_moments, masked_moments
 from kronattn.ops.fx import leaf_function
 
@@ -44,6 +45,7 @@ def pool(x: Tensor) -> tuple[Tensor, Tensor]:
     return grid.wide_averages(x).transpose(1, 2), x
 
 
+@leaf_function
 def spread(
     query: Tensor,
     keys: Tensor,
@@ -73,6 +75,7 @@ def spread(
     return y if residual is None else y + residual
 
 
+@leaf_function
 def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = None) -> Tensor:
     """The last stage of KAO_QKV: every position receives the sum of its axes' tokens.
 
@@ -99,6 +102,7 @@ def _laid_out(tokens: Tensor, like: Tensor) -> Tensor:
     return tokens.contiguous().transpose(1, 2) if like.stride(1) == 1 else tokens.transpose(1, 2).contiguous()
 
 
+@leaf_function
 def moments(
     query: Tensor,
     keys: Tensor,
@@ -116,9 +120,10 @@ def moments(
     heads = (num_heads, -1)
     mean = None if query_mean is None else query_mean.unflatten(1, heads).unsqueeze(3)
     columns, key_columns = query.flatten(2).unflatten(1, heads), keys.transpose(1, 2).unflatten(1, heads)
-    if there is not None:
-        return masked_moments(columns, key_columns, *there)
-    return coefficient_moments(columns, key_columns, per_key=per_key, query_mean=mean)
+    with without_autocast(query):
+        if there is not None:
+            return masked_moments(columns, key_columns, *there)
+        return coefficient_moments(columns, key_columns, per_key=per_key, query_mean=mean)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, num_heads: int, key_bias: Tensor | None) -> Tensor:

@@ -31,7 +31,7 @@ from kronattn.ops.triton.blocks import (
 from kronattn.ops.triton.layout import alignment, empty_like_grid, flat
 from kronattn.ops.triton.tuning import AttendBlocks, attend_backward_blocks, ceil_div, dot_precision
 
-__all__ = ["finish_moments", "moments_backward", "moments_forward"]
+__all__ = ["finish_moments", "moments_backward", "moments_forward", "slope_and_level"]
 
 
 @triton.jit

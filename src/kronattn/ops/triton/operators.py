@@ -84,8 +84,9 @@ def _in_dtype(tokens: Tensor, dtype: torch.dtype) -> Tensor:
     return tokens if tokens.is_contiguous() else tokens.contiguous()
 
 
-def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = None) -> Tensor:
-    """The last stage of KAO_QKV, as :func:`kronattn.ops.torch_backend.spread_tokens`."""
+def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = None, mean_once: bool = False) -> Tensor:
+    """The last stage of KAO_QKV, as :func:`kronattn.ops.torch_backend.spread_tokens`; of two axes also of tokens after
+    :func:`count_mean_once`."""
     grid = like.shape[2:]
     if len(grid) == 1:
         return torch_backend.spread_tokens(tokens, like, residual=residual)
@@ -94,8 +95,8 @@ def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = Non
         width = grid[-1]
         rows = torch_grid.outer_sum(tokens[:, width:].transpose(1, 2), grid[:-1]).flatten(2)
         tokens = torch.cat([tokens[:, :width], rows.transpose(1, 2)], dim=1)
-    inputs = tokens.contiguous(), residual, grid, is_channels_last(like), like.dtype
-    return _SpreadTokens.apply(*inputs) if records(tokens, residual) else _outer_sum(*inputs, False)
+    inputs = tokens.contiguous(), residual, grid, is_channels_last(like), like.dtype, False, mean_once
+    return _SpreadTokens.apply(*inputs) if records(tokens, residual) else _outer_sum(*inputs)
 
 
 def count_mean_once(tokens: Tensor, grid: Sequence[int]) -> Tensor:
@@ -118,7 +119,7 @@ def normalise(
     x: Tensor, weight: Tensor, moments: Moments | None, running: tuple[Tensor, Tensor, Tensor], *,
     eps: float, momentum: float, num_heads: int,
 ) -> Tensor:  # fmt: skip
-    """(N, S, C) keys, or coefficients of one head, with the norm of the coefficients multiplied in.
+    """(N, S, C) keys with the norm of the coefficients multiplied in.
 
     No operator of PyTorch's, because it changes the ``running`` mean, variance and number of batches: for eager code
     alone. The compiler makes one kernel of the norm's arithmetic by itself.
@@ -192,10 +193,11 @@ class _Spread(torch.autograd.Function):
 class _SpreadTokens(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tokens: Tensor, residual: Tensor | None, grid: Sequence[int], channels_last: bool, dtype: torch.dtype
-    ) -> Tensor:
-        ctx.grid, ctx.dtype, ctx.has_residual = grid, tokens.dtype, residual is not None
-        return _outer_sum(tokens, residual, grid, channels_last, dtype, False)
+        ctx: Any, tokens: Tensor, residual: Tensor | None, grid: Sequence[int], channels_last: bool,
+        dtype: torch.dtype, of_averages: bool, mean_once: bool,
+    ) -> Tensor:  # fmt: skip
+        ctx.grid, ctx.mean_once, ctx.dtype, ctx.has_residual = grid, mean_once, tokens.dtype, residual is not None
+        return _outer_sum(tokens, residual, grid, channels_last, dtype, of_averages, mean_once)
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> tuple[Any, ...]:
@@ -205,7 +207,8 @@ class _SpreadTokens(torch.autograd.Function):
             sums = torch.cat([means[:, :width] * height, means[:, width:] * width], dim=1).to(ctx.dtype)
         else:
             sums = _pool(d_y, False, ctx.dtype)
-        return sums, d_y if ctx.has_residual else None, None, None, None
+        sums = count_mean_once(sums, ctx.grid) if ctx.mean_once else sums
+        return sums, d_y if ctx.has_residual else None, None, None, None, None, None
 
 
 class _Moments(torch.autograd.Function):
@@ -321,17 +324,21 @@ def _empty_outer_sum(
     return empty_grid(tokens.shape[0], tokens.shape[2], grid, channels_last, dtype, tokens.device)
 
 
-def _launch_outer_sum(tokens: Tensor, residual: Tensor | None, grid: Sequence[int], *options: Any) -> Tensor:
-    output, (height, width) = _empty_outer_sum(tokens, residual, grid, *options), rows_and_width(grid)
-    scales = (1 / height, 1 / width) if options[-1] else (1.0, 1.0)
-    return outer_sum_forward(tokens, output, height, width, *scales, residual=residual)
+def _launch_outer_sum(
+    tokens: Tensor, residual: Tensor | None, grid: Sequence[int], channels_last: bool, dtype: torch.dtype,
+    of_averages: bool, mean_once: bool = False,
+) -> Tensor:  # fmt: skip
+    output = _empty_outer_sum(tokens, residual, grid, channels_last, dtype)
+    height, width = rows_and_width(grid)
+    scales = (1 / height, 1 / width) if of_averages else (1.0, 1.0)
+    return outer_sum_forward(tokens, output, height, width, *scales, residual=residual, mean_once=mean_once)
 
 
 # (N, last + rows, C) spread over the grid, plus a residual: (N, C, *grid). With of_averages as the gradient of
-# averages, so divided by the number of positions that each is of.
+# averages, so divided by the number of positions that each is of; with mean_once after count_mean_once.
 _outer_sum = _operator(
-    "outer_sum(Tensor tokens, Tensor? residual, SymInt[] grid, bool channels_last, ScalarType dtype, bool of_averages)"
-    " -> Tensor",
+    "outer_sum(Tensor tokens, Tensor? residual, SymInt[] grid, bool channels_last, ScalarType dtype, bool of_averages,"
+    " bool mean_once=False) -> Tensor",
     _launch_outer_sum,
     _empty_outer_sum,
 )

@@ -127,6 +127,16 @@ def pool_forward_kernel(
 
 
 @triton.jit
+def add_parts(parts, output, n, b_i, count, size, scale):
+    """Elements ``b_i`` of one sample's output: the sum of ``count`` parts of ``size`` elements, scaled."""
+    b_mask = (b_i >= 0) & (b_i < size)
+    b_sum = tl.zeros_like(b_i).to(tl.float32)
+    for part in range(count):
+        b_sum += tl.load(parts + (n * count + part) * size + b_i, mask=b_mask, other=0.0)
+    tl.store(output + b_i, (b_sum * scale).to(output.dtype.element_ty), mask=b_mask)
+
+
+@triton.jit
 def add_parts_kernel(
     column_parts, row_parts, tokens, height, width, splits, tiles, column_scale, row_scale,
     C: tl.constexpr, WHOLE_COLUMNS: tl.constexpr, WHOLE_ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -136,20 +146,11 @@ def add_parts_kernel(
     b_i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     tokens += n * (height + width) * C
     if not WHOLE_COLUMNS:
-        size = width * C
-        b_mask = b_i < size
-        b_sum = tl.zeros([BLOCK], tl.float32)
-        for part in range(splits):
-            b_sum += tl.load(column_parts + (n * splits + part) * size + b_i, mask=b_mask, other=0.0)
-        tl.store(tokens + b_i, (b_sum * column_scale).to(tokens.dtype.element_ty), mask=b_mask)
+        add_parts(column_parts, tokens, n, b_i, splits, width * C, column_scale)
     if not WHOLE_ROWS:
-        size = height * C
-        b_j = b_i if WHOLE_COLUMNS else b_i - width * C
-        b_mask = (b_j >= 0) & (b_j < size)
-        b_sum = tl.zeros([BLOCK], tl.float32)
-        for part in range(tiles):
-            b_sum += tl.load(row_parts + (n * tiles + part) * size + b_j, mask=b_mask, other=0.0)
-        tl.store(tokens + width * C + b_j, (b_sum * row_scale).to(tokens.dtype.element_ty), mask=b_mask)
+        add_parts(
+            row_parts, tokens + width * C, n, b_i if WHOLE_COLUMNS else b_i - width * C, tiles, height * C, row_scale
+        )
 
 
 def pool_forward(

@@ -1,8 +1,8 @@
 """What wide layers do to their materialised coefficients between PyTorch's matrix products, in one pass each.
 
-The same functions as in :mod:`kronattn.ops.matrix_products`, for eager code; the compiler fuses those by itself. With
-them the head of DeepLabV2 launches 68 times in training, with these 37; launching is most of what it takes its host
-(``results/stages-h200.json``).
+The same as in :mod:`kronattn.ops.matrix_products`, for eager code; the compiler fuses that by itself. With it the head
+of DeepLabV2 launched 68 times in training, with kernels 37 (``results/stages-h200.json``), when norm and softmax were
+still one each; launching is most of what it takes its host.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -15,15 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops import matrix_products
+from kronattn.ops import matrix_products, torch_backend
 from kronattn.ops.coefficients import Moments
 from kronattn.ops.triton.blocks import launch
+from kronattn.ops.triton.coefficient_norm import coefficient_scale, finish_normalise_backward
 from kronattn.ops.triton.layout import on_device
-from kronattn.ops.triton.moments import finish_moments
+from kronattn.ops.triton.moments import finish_moments, slope_and_level
 from kronattn.ops.triton.operators import differentiable, records
 from kronattn.ops.triton.tuning import ceil_div, power_of_two
 
-__all__ = ["centred", "moments", "softmax"]
+__all__ = ["centred", "moments", "normalised_softmax"]
 
 # Elements of a program's tile, and programs that read a whole matrix.
 _TILE = 4096
@@ -41,11 +42,14 @@ def moments(matrix: Tensor, count: int) -> tuple[Moments, Tensor]:
     return Moments(matrix.shape[0] * matrix.shape[1] * count, mean, squares), matrix
 
 
-def softmax(matrix: Tensor, count: int) -> Tensor:
-    """As :func:`kronattn.ops.matrix_products.softmax`."""
-    if records(matrix):
-        return _Softmax.apply(matrix, count)
-    return _row_by_row(softmax_kernel, matrix, (), count)[..., :count]
+def normalised_softmax(
+    matrix: Tensor, count: int, weight: Tensor, moments: Moments | None, running: tuple[Tensor, Tensor, Tensor], *,
+    eps: float, momentum: float,
+) -> Tensor:  # fmt: skip
+    """(N, m, count): the softmax of coefficients times their norm, whose ``running`` statistics it changes."""
+    if moments is None:
+        return _softmax(matrix, weight, None, weight, 1, running, eps, momentum, count)[0][..., :count]
+    return _Softmax.apply(matrix, weight, moments.squares, moments.mean, moments.members, running, eps, momentum, count)
 
 
 @triton.jit
@@ -117,10 +121,7 @@ def matrix_moments_backward_kernel(
     """output = d_matrix + what comes through the moments."""
     b_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     b_k = tl.arange(0, BK)
-    slope = 2.0 * tl.load(d_squares)
-    level = -slope * tl.load(mean)
-    if HAS_D_MEAN:
-        level += tl.load(d_mean) / members
+    slope, level = slope_and_level(mean, d_mean, d_squares, 0, members, HAS_D_MEAN)
     b_e = load_matrix_rows(matrix, b_r, rows, b_k, M, M)
     b_shared = tl.where((b_k == count)[None, :], (b_e * slope + level) * count, 0.0)
     b_d = tl.where((b_k < count)[None, :], b_e * slope, b_shared)
@@ -131,10 +132,17 @@ def matrix_moments_backward_kernel(
 
 
 @triton.jit
-def softmax_kernel(matrix, output, rows, count, M: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr):
+def softmax_kernel(
+    matrix, weight, mean, squares, running_mean, running_var, batches, inverse, output,
+    rows, count, members, eps, momentum,
+    M: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, BATCH: tl.constexpr,
+):  # fmt: skip
     b_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     b_k = tl.arange(0, BK)
-    b_e = load_matrix_rows(matrix, b_r, rows, b_k, M, M)
+    scale = coefficient_scale(
+        weight, mean, squares, running_mean, running_var, batches, inverse, 0, members, eps, momentum, BATCH
+    )  # fmt: skip
+    b_e = load_matrix_rows(matrix, b_r, rows, b_k, M, M) * scale
     b_e = tl.where((b_k < count)[None, :], b_e, float("-inf"))
     b_a = tl.exp(b_e - tl.max(b_e, axis=1)[:, None])
     b_a = b_a / tl.sum(b_a, axis=1)[:, None]
@@ -144,13 +152,18 @@ def softmax_kernel(matrix, output, rows, count, M: tl.constexpr, BR: tl.constexp
 
 @triton.jit
 def softmax_backward_kernel(
-    softmax, d_softmax, output, rows, count, M: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr
+    softmax, d_softmax, matrix, weight, inverse, parts, output, rows, count,
+    M: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """The gradient of the coefficients, and each program's part of the scale's."""
     b_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     b_k = tl.arange(0, BK)
     b_a = load_matrix_rows(softmax, b_r, rows, b_k, M, M)
     b_da = load_matrix_rows(d_softmax, b_r, rows, b_k, count, count)
     b_d = b_a * (b_da - tl.sum(b_a * b_da, axis=1)[:, None])
+    b_e = load_matrix_rows(matrix, b_r, rows, b_k, M, M)
+    tl.store(parts + tl.program_id(0), tl.sum(tl.sum(b_d * b_e, axis=1), axis=0))
+    b_d *= tl.load(inverse) * tl.load(weight).to(tl.float32)
     b_mask = (b_r < rows)[:, None] & (b_k < M)[None, :]
     tl.store(output + b_r[:, None] * M + b_k[None, :], b_d.to(output.dtype.element_ty), mask=b_mask)
 
@@ -236,17 +249,43 @@ class _Moments(torch.autograd.Function):
         return _row_by_row(matrix_moments_backward_kernel, matrix, others, ctx.count, float(members), flags=flags), None
 
 
+def _softmax(
+    matrix: Tensor, weight: Tensor, squares: Tensor | None, mean: Tensor, members: int, running: tuple[Tensor, ...],
+    eps: float, momentum: float, count: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The softmax, as wide as the matrix, and 1 / deviation of the batch where its squared deviations are given."""
+    inverse = torch.empty((1,), dtype=torch.float32, device=matrix.device)
+    tensors = weight, mean, weight if squares is None else squares, *running, inverse
+    numbers = count, float(members), eps, momentum
+    return _row_by_row(softmax_kernel, matrix, tensors, *numbers, flags=(squares is not None,)), inverse
+
+
 class _Softmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor, count: int) -> Tensor:
-        output = _row_by_row(softmax_kernel, matrix, (), count)
-        ctx.save_for_backward(matrix, output)
+    def forward(
+        ctx: Any, matrix: Tensor, weight: Tensor, squares: Tensor, mean: Tensor, members: int,
+        running: tuple[Tensor, ...], eps: float, momentum: float, count: int,
+    ) -> Tensor:  # fmt: skip
+        output, inverse = _softmax(matrix, weight, squares, mean, members, running, eps, momentum, count)
+        ctx.save_for_backward(matrix, weight, squares, output, inverse)
+        ctx.members, ctx.eps = members, eps
         return output[..., :count]
 
     @staticmethod
-    def backward(ctx: Any, d_softmax: Tensor) -> tuple[Tensor | None, None]:
-        matrix, output = ctx.saved_tensors
-        count = d_softmax.shape[-1]
+    def backward(ctx: Any, d_softmax: Tensor) -> tuple[Any, ...]:
+        matrix, weight, squares, output, inverse = ctx.saved_tensors
+        nothing, count = (None,) * 6, d_softmax.shape[-1]
         if torch.is_grad_enabled():
-            return differentiable(lambda x: matrix_products.softmax(x, count), (matrix,), d_softmax)[0], None
-        return _row_by_row(softmax_backward_kernel, output, (d_softmax.contiguous(),), count), None
+
+            def call(matrix: Tensor, weight: Tensor, squares: Tensor) -> Tensor:
+                scale = torch.rsqrt(squares / ctx.members + ctx.eps) * weight
+                return matrix_products.softmax(torch_backend.scaled(matrix, scale, 1).to(matrix.dtype), count)
+
+            return *differentiable(call, (matrix, weight, squares), d_softmax), *nothing
+        rows, blocks = _blocks(matrix)
+        parts = torch.empty((ceil_div(rows, blocks[1]), 1), dtype=torch.float32, device=matrix.device)
+        others = d_softmax.contiguous(), matrix, weight, inverse, parts
+        d_matrix = _row_by_row(softmax_backward_kernel, output, others, count)
+        with on_device(matrix):
+            d_squares, d_weight = finish_normalise_backward(parts, weight, inverse, ctx.members)
+        return d_matrix, d_weight, d_squares, *nothing
