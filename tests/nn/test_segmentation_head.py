@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from kronattn.nn import AtrousPyramidHead, DenseSegmentationHead, KroneckerSegmentationHead, resize_scores
+from kronattn.nn.segmentation import classify_by_product
 from kronattn.ops import reference
 
 HEADS = {
@@ -154,6 +155,34 @@ def test_against_the_reference_operators(name, num_heads):
     weight = torch.cat([head.classifier.weight, head.context_classifier.weight], dim=1)
     expected = F.conv2d(torch.cat([x, context], dim=1), weight, head.classifier.bias)
     torch.testing.assert_close(head(x), expected)
+
+
+def test_classifying_by_a_product():
+    conv = nn.Conv2d(12, 5, 1).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 12, 7, 9).to(memory_format=torch.channels_last)
+    y = classify_by_product(conv, x)
+    torch.testing.assert_close(y, conv(x))
+    assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@every_head
+def test_on_a_gpu(name):
+    """Classifiers may be products there: as on the CPU, forward and backward, in both layouts."""
+    head, x = built(name).double(), torch.randn(2, 12, 7, 9)
+    exact = head(x.double())
+    exact_gradients = torch.autograd.grad(exact.square().sum(), list(head.parameters()))
+    for layout in (torch.channels_last, torch.contiguous_format):
+        ours = built(name).cuda().to(memory_format=layout)
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            y = ours(x.cuda().to(memory_format=layout))
+            gradients = torch.autograd.grad(y.square().sum(), list(ours.parameters()))
+        torch.testing.assert_close(y.cpu().double(), exact, rtol=1e-4, atol=1e-4)
+        for found, gradient in zip(gradients, exact_gradients, strict=True):
+            torch.testing.assert_close(
+                found.cpu().double(), gradient, rtol=1e-3, atol=1e-3 * gradient.abs().max().item()
+            )
 
 
 def test_width():

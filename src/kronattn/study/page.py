@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kronattn.present import figure_bytes, to_html
 from kronattn.study.figures import draw_costs, draw_gains
 from kronattn.study.summary import summarise_study
-from kronattn.study.tables import part_table, sweep_table
+from kronattn.study.tables import overview_table, part_table, sweep_table
 from kronattn.study.words import advice, findings
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def study_page(found: Mapping[str, Any]) -> str:
     parts += ["</ul>", f"<p>{escape(_machines(found))}</p>"]
     references = [name for name in study["references"] if any(name in part["references"] for part in summary)]
     if any(entry["differences"] for part in summary for entry in part["layers"]):
+        parts.append(to_html(overview_table([part for part in summary if part["runs"]], references[0])))
         parts.append(_image(draw_gains(summary, references), "What each layer gains, with 95% intervals"))
     if references and (costs := draw_costs(summary, found["costs"], references[0])) is not None:
         parts.append(_image(costs, "Gain against cost"))
