@@ -473,7 +473,7 @@ def test_another_number_of_axes(layer):
             ValueError,
             "unknown context 'kao_kw': did you mean 'kao_kv' or 'kao_qkv'? There are none,",
         ),
-        (lambda: build_context("zzz", 6), ValueError, "unknown context 'zzz': known are none, global_mean, axis_means"),
+        (lambda: build_context("zzz", 6), ValueError, "unknown context 'zzz': known are none, identity, global_mean"),
         (
             lambda: build_context("global_mean", 6, heads=2),
             TypeError,
