@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kronattn.bench.export import latency_table
 from kronattn.bench.insert import insert_table
+from kronattn.bench.latency import latency_table
 from kronattn.bench.networks import speed_table
 from kronattn.bench.operators import cost_table, draw_costs
 from kronattn.measure import Comparison
@@ -21,7 +21,7 @@ _SHOWN: dict[str, tuple[Callable[[Comparison], Table | Sequence[Table]], Callabl
     "operators": (cost_table, draw_costs),
     "networks": (speed_table, None),
     "heads": (head_table, draw_heads),
-    "export": (latency_table, None),
+    "latency": (latency_table, None),
     "insert": (insert_table, None),
 }
 

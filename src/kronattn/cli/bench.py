@@ -23,6 +23,7 @@ from kronattn.cli.options import (
     budget_in_bytes,
     check_outputs,
     choices,
+    listed,
     show,
 )
 from kronattn.cli.output import console, print_json, progress, write_atomically
@@ -75,7 +76,7 @@ def networks(
     where = resolve_device(device)
     if "graphs" in hows and where.type != "cuda":
         raise ValueError("--how graphs is for CUDA devices: give --device cuda")
-    names = [name.strip() for name in models.split(",") if name.strip()] or DEFAULT_NETWORKS
+    names = listed(models) or DEFAULT_NETWORKS
     found = bench_networks(
         names,
         works,
@@ -119,7 +120,7 @@ def operators(
     check_outputs(output, figure)
     where = resolve_device(device)
     found = bench_operators(
-        [name.strip() for name in names.split(",")] if names else None,
+        listed(names) or None,
         parse_shapes(shapes) if shapes else SHAPES if where.type == "cuda" else SMALL_SHAPES,
         device=where,
         dtype=resolve_dtype(dtype or ("bfloat16" if where.type == "cuda" else "float32")),
@@ -215,7 +216,7 @@ def heads(
     check_outputs(output, figure)
     found = measure_heads(
         cases,
-        [name.strip() for name in names.split(",")] if names else tuple(HEADS),
+        listed(names) or tuple(HEADS),
         works=works,
         device=resolve_device(device),
         dtype=resolve_dtype(dtype),
@@ -243,21 +244,18 @@ def export(
 ) -> None:
     """Latency on the CPU of PyTorch eager, torch.compile and onnxruntime, KANet against MobileNetV2.
 
+    It is `kronattn bench latency` with other defaults.
+
     Example: kronattn bench export --runtimes eager,onnxruntime --output latency.json
     """
-    from kronattn.bench.export import DEFAULT_NETWORKS, RUNTIMES, bench_export
-    from kronattn.export.runtime import require_onnx
-    from kronattn.models.registry import MODELS
+    from kronattn.bench.latency import bench_latency
 
-    chosen = choices(runtimes, "--runtimes", RUNTIMES)
-    names = [name.strip() for name in models.split(",") if name.strip()] or list(DEFAULT_NETWORKS)
-    for name in names:
-        if name not in MODELS:
-            raise ValueError(f"unknown network {name!r}: known are {', '.join(MODELS)}")
-    if "onnxruntime" in chosen:
-        require_onnx()
+    chosen = choices(runtimes, "--runtimes", ("eager", "compiled", "onnxruntime"))
+    names = listed(models) or ["mobilenetv2", "kanet_kv", "kanet_qkv"]
     check_outputs(output)
-    found = bench_export(names, chosen, batch=batch, size=size, seconds=seconds, track=measuring)
+    rounds = 10
+    turn = seconds / len(chosen) / len(names) / rounds
+    found = bench_latency(names, chosen, batch=batch, size=size, rounds=rounds, turn_seconds=turn, track=measuring)
     show(found, json=json, output=output)
 
 
@@ -267,7 +265,6 @@ def latency(
         str, typer.Option(help="Our names, timm/NAME, with commas. Default: ours and two of timm's.")
     ] = "",
     ways: Annotated[str, typer.Option(help="Some of the ways below, with commas. Default: all.")] = "",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each runtime.")] = 2,
     batch: Batch = 1,
     size: Annotated[int, typer.Option(min=32, help="Height and width of the images.")] = 224,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each network.")] = 20,
@@ -283,25 +280,15 @@ def latency(
 
     Example: kronattn bench latency --ways fused,onnxruntime --threads 1 --output latency.json
     """
-    from kronattn.bench.latency import DEFAULT_NETWORKS, WAYS, Settings, bench_latency, latency_table, to_json
-    from kronattn.export.runtime import require_onnx
-    from kronattn.present import to_rich
+    from kronattn.bench.latency import DEFAULT_NETWORKS, WAYS, bench_latency
 
-    chosen = choices(ways, "--ways", WAYS) if ways else list(WAYS)
-    if any(way.startswith("onnxruntime") or way == "int8" for way in chosen):
-        require_onnx()
+    chosen = choices(ways, "--ways", WAYS) if ways else WAYS
     check_outputs(output)
-    names = [name.strip() for name in models.split(",") if name.strip()] or DEFAULT_NETWORKS
-    settings = Settings(threads, batch, size, rounds, turn_seconds)
-    latencies = bench_latency(names, chosen, settings, track=lambda each: progress(list(each), "Measuring"))
-    found = to_json(latencies, settings)
-    if output is not None:
-        write_atomically(output, json_module.dumps(found, indent=2) + "\n")
-    if json:
-        print_json(found)
-        return
-    console.print(to_rich(latency_table(latencies, settings), width=console.width))
-    console.print(", ".join(f"{name} {value}" for name, value in found["environment"].items()), style="dim")
+    names = listed(models) or DEFAULT_NETWORKS
+    found = bench_latency(
+        names, chosen, batch=batch, size=size, rounds=rounds, turn_seconds=turn_seconds, track=measuring
+    )
+    show(found, json=json, output=output)
 
 
 @app.command()

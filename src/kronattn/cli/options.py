@@ -36,6 +36,7 @@ __all__ = [
     "budget_in_bytes",
     "check_outputs",
     "choices",
+    "listed",
     "show",
     "show_tables",
 ]
@@ -51,6 +52,15 @@ ChannelsLast = Annotated[bool, typer.Option("--channels-last", help="Keep channe
 MemoryBudget = Annotated[
     float | None, typer.Option(help="Gigabytes; what needs more is left out. By default 2 or 4, or half of a GPU's.")
 ]
+
+
+def listed(given: str) -> list[str]:
+    """Names with commas between.
+
+    >>> listed("kanet_kv, kanet_qkv")
+    ['kanet_kv', 'kanet_qkv']
+    """
+    return [name.strip() for name in given.split(",") if name.strip()]
 
 
 def choices(given: str, option: str, known: Iterable[str]) -> list[str]:
