@@ -11,7 +11,7 @@ from kronattn.data import augment
 from kronattn.data.cache import Decoded, fingerprint
 from kronattn.data.classification import ImageFiles, LabelledImages, check_same_classes, load_split, with_classes
 from kronattn.data.datasets import DecodedImages, ImageDataset, collate_good, decode_all
-from kronattn.data.transforms import ImageSettings, evaluation_transform, training_transform
+from kronattn.data.transforms import evaluation_transform, training_transform
 from kronattn.training.data import TrainingData
 
 __all__ = ["ImageData"]
@@ -24,13 +24,6 @@ class ImageData(TrainingData):
     Otherwise worker processes decode and crop them one by one. What follows (colours, normalisation, erasing, mixing)
     is done on the device either way.
     """
-
-    @property
-    def images(self) -> ImageSettings:
-        return self.settings.images
-
-    def class_names(self) -> list[str]:
-        return list(self.split("train").classes)
 
     def load(self, split: str) -> LabelledImages:
         found = load_split(self.settings.name, self.settings.path, split)
