@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,17 +38,15 @@ class DecodedImages(DecodedSamples):
 
 
 class ImageDataset(Dataset):
-    """Images that are decoded and transformed when they are asked for, in worker processes for instance.
+    """Images that are decoded when they are asked for, in worker processes for instance: (3, size, size) uint8.
 
     With ``skip_bad``, a bad image gives ``None``, which :func:`collate_good` leaves out, and is marked in ``skipped``,
     which all worker processes share.
     """
 
-    def __init__(
-        self, images: LabelledImages, transform: Callable[[Image.Image], Tensor], *, skip_bad: bool = False
-    ) -> None:
+    def __init__(self, images: LabelledImages, size: int, *, skip_bad: bool = False) -> None:
         self.images = images
-        self.transform = transform
+        self.size = size
         self.skip_bad = skip_bad
         self.skipped = torch.zeros(len(images.labels), dtype=torch.bool).share_memory_()
 
@@ -64,7 +61,14 @@ class ImageDataset(Dataset):
                 raise
             self.skipped[index] = True
             return None
-        return self.transform(image), self.images.labels[index]
+        return _scaled(image, self.size), self.images.labels[index]
+
+
+def _scaled(image: Image.Image, size: int) -> Tensor:
+    """RGB image to (3, size, size), uint8."""
+    if image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def collate_good(samples: list[Any]) -> Any:
@@ -99,9 +103,7 @@ def decode_all(
             if not skip_bad:
                 raise
             return images.name(index)
-        if image.size != (size, size):
-            image = image.resize((size, size), Image.Resampling.BILINEAR)
-        pixels[index] = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        pixels[index] = _scaled(image, size)
         return None
 
     bad = list(decode_each(decode, total, track))
