@@ -20,7 +20,7 @@ from kronattn.bench.shown import tables
 from kronattn.measure import Comparison, Row, Way
 from kronattn.present import NOTHING, Cell, Column, Table, round_significant, tabulate, to_markdown
 from kronattn.study.summary import summarise_study
-from kronattn.study.tables import part_table
+from kronattn.study.tables import overview_table, part_table
 from kronattn.study.words import advice, findings
 from kronattn.tables.networks import from_json, network_tables
 from kronattn.tables.operators.table import printed
@@ -266,7 +266,7 @@ def int8() -> list[Table]:
 
 
 # The longer study first: where both have a data set, it is the one to go by.
-STUDIES = ("study", "study-short")
+STUDIES = ("study", "study-short", "study-options-short")
 STUDY_FIGURE = "figures/study.svg"
 
 
@@ -283,18 +283,29 @@ def studies() -> list[str | Table]:
         if not shown and (ROOT / "docs" / STUDY_FIGURE).exists():
             done += f"\n\n![What each layer gains, with 95% intervals]({STUDY_FIGURE})"
         rules = "\n".join(f"- {rule}" for rule in found["study"]["rules"])
-        shown += [f"## {found['study']['title']}", done, "The rules, written before the runs:", rules]
-        for part in summarise_study(found):
-            if part["runs"]:
-                sentences = "\n".join(f"- {sentence}" for sentence in findings(part))
-                shown += [f"### {part['title']}", f"**{advice(part)}**", sentences]
-                shown.append(replace(part_table(part, found["costs"]), title=""))
+        measured = [part for part in summarise_study(found) if part["runs"]]
+        shown += [f"## {found['study']['title']}", overview_table(measured, found["study"]["references"][0]), done]
+        shown += ["The rules, written before the runs:", rules]
+        for part in measured:
+            sentences = "\n".join(f"- {sentence}" for sentence in findings(part))
+            shown += [f"### {part['title']}", f"**{advice(part)}**", sentences]
+            shown.append(replace(part_table(part, found["costs"]), title=""))
     return shown or ["These studies have not been run yet: there is nothing to say."]
+
+
+def worth() -> list[str | Table]:
+    """What each layer gains on each data set of the longest study that was done, and what follows from it."""
+    name = next(name for name in STUDIES if (RESULTS / f"{name}.json").exists())
+    found = read(name)
+    measured = [part for part in summarise_study(found) if part["runs"]]
+    advised = "\n".join(f"- {part['title']}: {advice(part)}" for part in measured)
+    return [replace(overview_table(measured, found["study"]["references"][0]), title=""), advised]
 
 
 TABLES: dict[str, Mapping[str, Callable[[], Sequence[str | Table]]]] = {
     "README.md": {
         "headline": headline,
+        "worth": worth,
         "imagenette": trained("imagenette", "parameters", "MAdd", "images a second"),
         "camvid": trained("camvid", "pixel accuracy", "images a second", "peak memory"),
     },

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kronattn.nn import KroneckerAttention
+from kronattn.nn import KroneckerAttention, grid_attention
 from kronattn.ops import reference
 
 
@@ -85,6 +86,21 @@ def layer_cases(draw: st.DrawFn, masks: bool = True) -> LayerCase:
         residual=draw(st.booleans()),
         seed=draw(st.integers(0, 2**31)),
     )
+
+
+def shortest_vector(layer: KroneckerAttention, tensors: list[Tensor], masks: dict[str, Tensor]) -> float:
+    """The least length, but for nothing, that cosines of a call divide by: rounding errors grow with one over it."""
+    lengths = [float("inf")]
+    real = grid_attention.unit
+
+    def measuring(x: Tensor, num_heads: int, dim: int) -> Tensor:
+        found = x.detach().unflatten(dim, (num_heads, -1)).norm(dim=dim + 1)
+        lengths.extend(found[found > 0].tolist())
+        return real(x, num_heads, dim)
+
+    with mock.patch.object(grid_attention, "unit", measuring), torch.no_grad():
+        layer(*tensors, **masks)
+    return min(lengths)
 
 
 def expected(layer: KroneckerAttention, tensors: list[Tensor], masks: dict[str, Tensor], kept: Tensor | None) -> Tensor:

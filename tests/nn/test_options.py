@@ -7,7 +7,7 @@ import functools
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from torch import nn
 
 from kronattn import kronecker_attention, pad_batch, record_coefficients
@@ -18,7 +18,7 @@ from kronattn.nn import KroneckerAttention, KroneckerSegmentationHead
 from kronattn.nn.positions import AxisPositions
 from kronattn.ops.plan import override_plan
 from kronattn.ops.triton.availability import interpreted
-from tests.nn.options import LayerCase, expected, gradients, kept_keys, layer_cases
+from tests.nn.options import LayerCase, expected, gradients, kept_keys, layer_cases, shortest_vector
 from tests.ops.cases import LARGE, TOLERANCE, random_cases, relative_error
 
 # Of the kernels' own tests: sums of a few more terms than the operators'.
@@ -34,6 +34,9 @@ def check(case: LayerCase, dtype: torch.dtype, tolerance: float, device: str = "
         for x in xs if name in masks else ():
             x[(~masks[name]).unsqueeze(1).expand_as(x)] = 100.0
     leaves = [x.requires_grad_() for x in tensors]
+    if dtype == torch.float32:
+        # A vector of hardly any length has hardly a direction: there the reference itself is as wrong in float32.
+        assume(shortest_vector(copy.deepcopy(layer), leaves, masks) >= 0.2)
     exact = expected(layer, leaves, masks, kept_keys(layer, case, dtype, device))
     if case.residual:
         added = leaves[0] if "mask" not in masks else leaves[0] * masks["mask"].unsqueeze(1)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import example, given
 
 from kronattn import attention, kronecker_attention
+from kronattn.ops import attend
 from kronattn.ops.plan import BACKENDS
 from tests.ops.cases import DTYPES, TOLERANCE, Case, cases, relative_error
 
@@ -21,7 +22,9 @@ def outputs_and_gradients(operator, tensors, dtype, **options):
     """Gradients of a sum with weights that are numbers of ``dtype``, the same for both sides."""
     leaves = [x.detach().requires_grad_() for x in tensors]
     output = operator(*leaves, **options)
-    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(
+        output.device, dtype
+    )
     gradients = torch.autograd.grad((output * weights.to(output.dtype)).sum(), leaves)
     return output.detach(), gradients
 
@@ -57,3 +60,25 @@ def test_equals_the_reference(operator, backend, dtype, case):
 
 def test_every_backend_is_tested():
     assert {*TESTED_HERE, "triton"} == set(BACKENDS)
+
+
+def test_a_single_vector_lies_as_the_fused_kernels_want_it():
+    """They check the stride from one vector to the next even where there is no next."""
+    one = torch.randn(2, 8, 3, 5)[:, :, 1, 2].unsqueeze(1).unsqueeze(3)
+    rows = attend._rows(one)
+    assert rows.stride()[-2:] == (8, 1)
+    assert torch.equal(rows, one.transpose(-2, -1))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
+def test_one_position_on_a_gpu(layout):
+    x = torch.randn(4, 160, 1, 1).to(memory_format=layout)
+    for mode in ("kv", "qkv"):
+        (y, gradients), (exact, exact_gradients) = (
+            outputs_and_gradients(kronecker_attention, [one], one.dtype, backend="torch", mode=mode)
+            for one in (x.cuda(), x.double())
+        )
+        assert relative_error(y.cpu(), exact) <= TOLERANCE[torch.float32]
+        assert relative_error(gradients[0].cpu(), exact_gradients[0], 0.1) <= TOLERANCE[torch.float32]

@@ -13,8 +13,9 @@ def errors(
 ) -> list[float]:
     """For each result its largest difference over its largest entry, or over its floor where that is more.
 
-    Gradients, whose floor is None, have the largest gradient of the call for a floor: where keys are all alike or the
-    softmax saturates, large terms cancel and leave next to nothing for some of them. NaN is an infinite error.
+    Gradients have the largest gradient of the call for a floor, and their own where that is more and not None: where
+    keys are all alike or the softmax saturates, large terms cancel and leave next to nothing for some of them. NaN is
+    an infinite error.
     """
     names = [name for name in exact if exact[name].numel()]
     if not names:
@@ -25,8 +26,8 @@ def errors(
     largest = max([0.1, *(size for size, name in zip(sizes, names, strict=True) if floors[name] is None)])
     found = {}
     for name, size, difference in zip(names, sizes, differences, strict=True):
-        floor = floors[name]
-        error = difference / max(size, largest if floor is None else floor)
+        floor = floors[name] or 0.0
+        error = difference / max(size, floor, largest if name.startswith("gradient") else 0.0)
         found[name] = float("inf") if error != error else error
     return found
 

@@ -63,7 +63,7 @@ def test_unknown_names(study):
         study.chosen(["sound"])
 
 
-@pytest.mark.parametrize("name", ["context", "context-short", "context-options"])
+@pytest.mark.parametrize("name", ["context", "context-short", "context-options", "options-short", "controls-short"])
 def test_ours(name):
     """Every recipe is there, every layer builds in every network, and the rules of the issue are kept."""
     found = load_study(name)

@@ -7,7 +7,7 @@ import pytest
 from kronattn.study.figures import draw_costs, draw_gains
 from kronattn.study.page import study_page
 from kronattn.study.summary import summarise_study
-from kronattn.study.tables import part_table, sweep_table
+from kronattn.study.tables import overview_table, part_table, sweep_table
 from kronattn.study.words import advice, findings
 
 SCORES = {
@@ -104,6 +104,14 @@ def test_failures_are_in_the_table_and_not_in_the_means():
     assert any("the loss became NaN" in note for note in table.notes)
 
 
+def test_all_data_sets_in_one_table():
+    (part,) = summarise_study(study())
+    rows = overview_table([part, {**part, "layers": part["layers"][:2]}], "none").groups[0].rows
+    assert [row[0].text for row in rows] == [entry["layer"] for entry in part["layers"] if entry["layer"] != "none"]
+    assert rows[0][1].text == part_table(part).groups[0].rows[1][3].text
+    assert [cell.text == "–" for cell in rows[-1][1:]] == [False, True]
+
+
 def test_missing_runs_are_said():
     found = study()
     found["runs"].pop()
@@ -114,7 +122,7 @@ def test_words():
     (part,) = summarise_study(study())
     assert advice(part) == "A mean is enough here: it helps, and nothing was shown to be better than it."
     over_none, over_mean = findings(part)
-    assert over_none.startswith("Over none: global_mean (+10.10, from ")
+    assert over_none.startswith("Over none: global_mean and kao_kv are better")
     assert "no difference was shown" in over_mean
     better = copy.deepcopy(SCORES) | {"kao_kv": [x + 0.2 for x in SCORES["none"]]}
     assert (

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from kronattn.models import create_model
 from kronattn.training import precompile
+from kronattn.training.precompile_worker import compile_share, marker, shapes_of_units
 from kronattn.training.recipe import load_recipe
 
 
@@ -20,6 +24,14 @@ def test_nothing_is_started_on_a_cpu(monkeypatch):
         pass
 
 
+@pytest.mark.parametrize("module", ["precompile", "precompile_worker"])
+def test_compiling_does_not_wait_for_imports(module):
+    """Of what takes long to import and is not needed here."""
+    code = f"import sys, kronattn.training.{module}; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"lightning", "torchmetrics", "torchvision", "timm", "matplotlib"} & set(modules)
+
+
 def test_what_was_compiled_is_not_compiled_again(monkeypatch, tmp_path):
     started = []
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -28,7 +40,7 @@ def test_what_was_compiled_is_not_compiled_again(monkeypatch, tmp_path):
     recipe = load_recipe("imagenette/kanet_kv")
     precompile._start(recipe)
     assert len(started) == 3
-    precompile._marker(started[0]).touch()
+    marker(started[0]).touch()
     precompile._start(recipe)
     assert len(started) == 5
     precompile._start(load_recipe("imagenette/kanet_kv", ["batch_size=64"]))
@@ -38,7 +50,7 @@ def test_what_was_compiled_is_not_compiled_again(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", ["kanet_kv", "mobilenetv2"])
 def test_shapes_are_those_that_the_network_passes_on(name):
     network, found = create_model(name, num_classes=3).eval(), {}
-    for unit in (expected := precompile.shapes_of_units(create_model(name, num_classes=3), 64)):
+    for unit in (expected := shapes_of_units(create_model(name, num_classes=3), 64)):
         module = network.get_submodule(unit)
         module.register_forward_pre_hook(lambda _, x, unit=unit: found.__setitem__(unit, tuple(x[0].shape)))
     with torch.no_grad():
@@ -50,4 +62,4 @@ def test_shapes_are_those_that_the_network_passes_on(name):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_share_of_a_network():
     order = {"model": "kanet_kv", "options": {}, "sizes": [64, 96], "batch": 8, "precision": "bf16-mixed"}
-    precompile._compile_share({**order, "share": [0, 5]})
+    compile_share({**order, "share": [0, 5]})

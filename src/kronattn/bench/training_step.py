@@ -32,7 +32,6 @@ IMAGES = 2048
 
 def time_stages(name: str, device: torch.device) -> dict[str, float]:
     """Milliseconds of each stage of a network's training step, and images a second of all of it."""
-    torch.backends.cudnn.benchmark = True
     recipe = load_recipe("imagenette/base")
     size, batch = recipe.data.images.resize, recipe.batch_size
     data = ImageData(recipe.data, batch, channels_last=True)

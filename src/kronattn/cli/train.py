@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import typer
@@ -19,6 +19,7 @@ from kronattn.cli.output import QUIET_HELP, be_quiet, console, print_json, progr
 from kronattn.cli.threads import use_threads
 
 if TYPE_CHECKING:
+    from kronattn.training.progress import Progress
     from kronattn.training.recipe import Recipe
 
 __all__ = ["CONTEXT", "overrides_of", "train"]
@@ -51,11 +52,8 @@ def train(
     Example: kronattn train --config recipes/digits.yaml --model kanet_qkv --seed 1 epochs=5 optimiser.lr=0.05
     """
     from kronattn.tasks import find_task
-    from kronattn.training.interruption import Interrupted
     from kronattn.training.precompile import precompiling
     from kronattn.training.recipe import load_recipe
-    from kronattn.training.run import run_folder
-    from kronattn.training.run import train as run
 
     changes = overrides_of(context.args)
     named: dict[str, object] = {
@@ -71,19 +69,9 @@ def train(
     if skip_bad_images:
         changes.append("data.skip_bad_images=true")
     recipe = load_recipe(config, changes)
-    folder = run_folder(recipe, _recipe_name(config))
-    recipe = _with_threads(recipe, folder if resume else None)
-    try:
-        with _nothing_half_written(folder), precompiling(recipe):
-            result = run(
-                recipe,
-                folder=folder,
-                resume=resume,
-                progress=None if quiet else "bar" if sys.stdout.isatty() and sys.stderr.isatty() else "lines",
-                track=progress,
-            )
-    except (Interrupted, KeyboardInterrupt):
-        raise Interrupted(_how_to_go_on(folder)) from None
+    with precompiling(recipe):
+        # What this imports takes as long as many a kernel to compile.
+        result, folder = _run(recipe, config, resume, quiet)
     if not result:
         return  # another process of the same run has it
     if json:
@@ -102,6 +90,21 @@ def train(
         lines.append(f"{result['skipped_images']} bad images left out, such as {result['skipped'][0]}")
     for line in [*lines, f"Run: {folder}"]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _run(recipe: Recipe, config: Path, resume: bool, quiet: bool) -> tuple[dict[str, Any], Path]:
+    """The figures of a run, and its folder."""
+    from kronattn.training.interruption import Interrupted
+    from kronattn.training.run import run_folder, train
+
+    folder = run_folder(recipe, _recipe_name(config))
+    recipe = _with_threads(recipe, folder if resume else None)
+    shown: Progress = None if quiet else "bar" if sys.stdout.isatty() and sys.stderr.isatty() else "lines"
+    try:
+        with _nothing_half_written(folder):
+            return train(recipe, folder=folder, resume=resume, progress=shown, track=progress), folder
+    except (Interrupted, KeyboardInterrupt):
+        raise Interrupted(_how_to_go_on(folder)) from None
 
 
 def _with_threads(recipe: Recipe, resumed: Path | None) -> Recipe:

@@ -101,7 +101,8 @@ def with_context(
     Args:
         variant: a name in ``VARIANTS``, or a ``Variant`` of your own whose attending modules take ``attn_layer``.
         context: one of ``kronattn.nn.list_contexts()``, or what builds a layer from its number of channels. "none" is
-            the network without attention, BaseModule in its place, as ``kanet_without_kao`` is.
+            the network without attention, BaseModule in its place, as ``kanet_without_kao`` is, which has no skip
+            connection there. "identity" keeps the modules, with a layer that adds nothing.
         context_options: the layer's own, such as ``num_heads``.
 
     Example:

@@ -15,8 +15,10 @@ from kronattn.nn.context import AxisMeans, CoordinateGate, GlobalContext, Global
 
 __all__ = ["CONTEXTS", "build_context", "context_builder", "list_contexts", "parse_context"]
 
+# "none" asks a network to do without, if it has a form for that; "identity" is a layer that adds nothing.
 CONTEXTS: dict[str, Callable[..., nn.Module]] = {
     "none": NoContext,
+    "identity": NoContext,
     "global_mean": GlobalMean,
     "axis_means": AxisMeans,
     "coordinate_gate": CoordinateGate,
@@ -41,7 +43,7 @@ def list_contexts() -> list[str]:
 
     Example:
         >>> list_contexts()[:3]
-        ['none', 'global_mean', 'axis_means']
+        ['none', 'identity', 'global_mean']
     """
     return list(CONTEXTS)
 
@@ -61,7 +63,7 @@ def build_context(name: str, channels: int, *, axes: int = 2, **options: Any) ->
         >>> build_context("global_maen", 64)
         Traceback (most recent call last):
         ...
-        ValueError: unknown context 'global_maen': did you mean 'global_mean'...? There are none, global_mean, ...
+        ValueError: unknown context 'global_maen': did you mean 'global_mean'...? There are none, identity, ...
     """
     name, named = parse_context(name)
     for option in named.keys() & options.keys():

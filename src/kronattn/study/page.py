@@ -9,7 +9,7 @@ from typing import Any
 from kronattn.present import embedded_figure, html_page, to_html
 from kronattn.study.figures import draw_costs, draw_gains
 from kronattn.study.summary import summarise_study
-from kronattn.study.tables import part_table, sweep_table
+from kronattn.study.tables import overview_table, part_table, sweep_table
 from kronattn.study.words import advice, findings
 
 __all__ = ["study_page"]
@@ -23,6 +23,7 @@ def study_page(found: Mapping[str, Any]) -> str:
     parts += ["</ul>", f"<p>{escape(_machines(found))}</p>"]
     references = [name for name in study["references"] if any(name in part["references"] for part in summary)]
     if any(entry["differences"] for part in summary for entry in part["layers"]):
+        parts.append(to_html(overview_table([part for part in summary if part["runs"]], references[0])))
         drawn = draw_gains(summary, references)
         parts.append(embedded_figure(drawn, "What each layer gains, with 95% intervals", "png"))
     if references and (costs := draw_costs(summary, found["costs"], references[0])) is not None:

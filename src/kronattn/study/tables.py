@@ -1,4 +1,4 @@
-"""A study's tables: one for each data set, and one of what learning rates were tried."""
+"""A study's tables: one of all data sets, one for each, and one of what learning rates were tried."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ from typing import Any
 
 from kronattn.present import Cell, Column, Group, Table
 
-__all__ = ["part_table", "sweep_table"]
+__all__ = ["overview_table", "part_table", "sweep_table"]
 
 _TONES = {"better": "good", "worse": "bad"}
 # Not stars, which mean something else in Markdown.
 _MARKS = {"better": "‡", "worse": "‡", "maybe better": "†", "maybe worse": "†"}
+
+
+def overview_table(summary: Sequence[Mapping[str, Any]], reference: str) -> Table:
+    """What every layer gains over ``reference`` on every data set, in points."""
+    layers = list(dict.fromkeys(entry["layer"] for part in summary for entry in part["layers"]))
+    rows = []
+    for layer in layers:
+        gains = [
+            next((entry["differences"].get(reference) for entry in part["layers"] if entry["layer"] == layer), None)
+            for part in summary
+        ]
+        if any(gains):
+            rows.append([Cell(layer), *(_difference(gain)[0] for gain in gains)])
+    columns = (Column("Layer", numeric=False), *(Column(f"{part['title']}, {part['score_label']}") for part in summary))
+    notes = [f"Points over {reference}. ‡ and †: zero is excluded, after Holm's correction and without it."]
+    return Table(f"Over {reference}", columns, [Group("", rows)], notes)
 
 
 def part_table(part: Mapping[str, Any], costs: Mapping[str, Any] | None = None) -> Table:

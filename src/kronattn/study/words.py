@@ -13,14 +13,14 @@ _NONE, _MEAN, _REGULAR = "none", "global_mean", "attention"
 
 
 def findings(part: Mapping[str, Any]) -> list[str]:
-    """A sentence for each reference: which layers are better, which worse, and for which nothing was shown.
+    """A sentence for each reference: which layers are better and which worse. The table beside it has the figures.
 
     Example:
-        >>> one = {"mean": 0.02, "low": 0.01, "high": 0.03, "verdict": "better", "pairs": 5}
-        >>> part = {"title": "Fronts", "references": ["none"], "score_label": "mean IoU", "paired_by": "seed",
-        ...         "layers": [{"layer": "kao_kv", "differences": {"none": one}}]}
+        >>> better, unclear = {"verdict": "better"}, {"verdict": "no difference shown"}
+        >>> part = {"references": ["none"], "layers": [{"layer": "kao_kv", "differences": {"none": better}},
+        ...                                            {"layer": "kao_qkv", "differences": {"none": unclear}}]}
         >>> findings(part)
-        ['Over none: kao_kv (+2.00, from +1.00 to +3.00) is better.']
+        ['Over none: kao_kv is better; no difference was shown for one other.']
     """
     sentences = []
     for reference in part["references"]:
@@ -28,14 +28,15 @@ def findings(part: Mapping[str, Any]) -> list[str]:
         for entry in part["layers"]:
             found = entry["differences"].get(reference)
             if found is not None:
-                groups.setdefault(found["verdict"], []).append(_named(entry["layer"], found))
+                groups.setdefault(found["verdict"], []).append(entry["layer"])
         said = [
-            f"{_listed(groups[word])} {'is' if len(groups[word]) == 1 else 'are'} {word}"
+            f"{_listed(groups[word])} {_is(groups[word])} {word}"
             for word in ("better", "maybe better", "maybe worse", "worse")
             if word in groups
         ]
-        if _NOTHING in groups:
-            said.append(f"no difference was shown for {_listed(groups[_NOTHING])}")
+        if rest := len(groups.get(_NOTHING, [])):
+            others = "one other" if rest == 1 else f"the {rest} others"
+            said.append(f"no difference was shown for {others if said else 'any'}")
         if said:
             sentences.append(f"Over {reference}: {'; '.join(said)}.")
     return sentences
@@ -67,13 +68,6 @@ def advice(part: Mapping[str, Any]) -> str:
 
 def _shown(found: Mapping[str, Any], reference: str, word: str) -> bool:
     return reference in found and found[reference]["verdict"] == word
-
-
-def _named(layer: str, found: Mapping[str, Any]) -> str:
-    if found["low"] is None:
-        return layer
-    low, high = (f"{100 * found[end]:+.2f}" for end in ("low", "high"))
-    return f"{layer} ({100 * found['mean']:+.2f}, from {low} to {high})"
 
 
 def _is(names: Sequence[str]) -> str:

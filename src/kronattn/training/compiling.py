@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import torch
-from lightning.pytorch.utilities import rank_zero_only
 
 from kronattn.training.device_step import AUTOCAST
 from kronattn.training.recipe import Recipe
@@ -31,6 +30,8 @@ def steps_on_device(recipe: Recipe, device: torch.device) -> bool:
     """
     if recipe.compile != "auto" or device.type != "cuda":
         return False
+    from lightning.pytorch.utilities import rank_zero_only  # seconds, which others who ask this module do without
+
     reason = graphs_unsupported_reason(recipe)
     if reason is not None and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
         log.warning("training without CUDA graphs: %s", reason)

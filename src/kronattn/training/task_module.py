@@ -44,7 +44,6 @@ class TaskModule(L.LightningModule):
         self.metrics = self.task.metrics(description).clone(prefix="val/")
         self.steps_on_device = False
         self._recipe_text = ""
-        self._benchmark = torch.backends.cudnn.benchmark
         self._step: tuple[DeviceStep, Callable[..., Tensor]] | None = None
         self._noted: list[Tensor] = []
         self._images: list[int] = []
@@ -113,15 +112,6 @@ class TaskModule(L.LightningModule):
 
     def _captures(self) -> bool:
         return self.steps_on_device and self.trainer.strategy.root_device.type == "cuda"
-
-    def on_validation_start(self) -> None:
-        # To try all kernels for the sizes of a few batches takes longer than to run them.
-        self._benchmark = torch.backends.cudnn.benchmark
-        if self.steps_on_device:
-            torch.backends.cudnn.benchmark = False
-
-    def on_validation_end(self) -> None:
-        torch.backends.cudnn.benchmark = self._benchmark
 
     def on_train_end(self) -> None:
         # What was captured holds memory on the device.

@@ -57,7 +57,7 @@ class ContextHead(SegmentationHead):
         self.context_classifier: nn.Conv2d | None = None
         # The name that the other heads have for it, by which the norms of coefficients are kept from weight decay.
         self.attn: nn.Module | None = None
-        if context != "none":
+        if context not in ("none", "identity"):  # neither has anything to classify
             self.reduce = nn.Conv2d(in_channels, self.width, 1, bias=False, **like)
             self.attn = build(self.width).to(**like)
             self.context_classifier = class_convolution(self.width, num_classes, bias=False, **like)
