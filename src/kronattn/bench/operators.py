@@ -16,8 +16,7 @@ from torch import Tensor
 from kronattn.measure import Call, Comparison, Row, Way, compare, replayed
 from kronattn.present import Table, format_ratio, format_significant, new_figure, tabulate
 from kronattn.present.charts import COLOURS, tidy
-from kronattn.tables.operators import OPERATORS, Case
-from kronattn.tables.operators.candidates import with_call
+from kronattn.tables.operators.candidates import OPERATORS, Case, with_call
 
 __all__ = [
     "OPERATORS",

@@ -11,8 +11,8 @@ from kronattn.bench.networks import speed_table
 from kronattn.bench.operators import cost_table, draw_costs
 from kronattn.measure import Comparison
 from kronattn.present import Table
-from kronattn.tables.operators import draw_operators, operator_tables
-from kronattn.tables.segmentation import draw_heads, head_table
+from kronattn.tables.operators.table import draw_operators, operator_tables
+from kronattn.tables.segmentation.heads import draw_heads, head_table
 
 __all__ = ["draw", "tables"]
 

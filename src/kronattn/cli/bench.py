@@ -209,8 +209,8 @@ def heads(
     Example: kronattn bench heads --device cuda --dtype bfloat16 --channels-last --batch 8 --output heads.json
     """
     from kronattn.measure import resolve_device, resolve_dtype
-    from kronattn.tables.segmentation import HEADS, Case, measure_heads, parse_sizes
-    from kronattn.tables.segmentation.heads import WORKS
+    from kronattn.tables.segmentation.candidates import HEADS, Case
+    from kronattn.tables.segmentation.heads import WORKS, measure_heads, parse_sizes
 
     works, budget = choices(work, "--work", WORKS), budget_in_bytes(memory_budget)
     cases = [Case(size, batch, channels, stride, classes) for size in parse_sizes(sizes)]

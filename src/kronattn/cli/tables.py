@@ -51,7 +51,7 @@ def operators(
     """
     # Imported here, so that a sub-command loads what it needs and no more.
     from kronattn.measure import resolve_device, resolve_dtype
-    from kronattn.tables.operators import CASES, QUICK_CASES, measure_operators
+    from kronattn.tables.operators.table import CASES, QUICK_CASES, measure_operators
 
     where, kind, budget = resolve_device(device), resolve_dtype(dtype), budget_in_bytes(memory_budget)
     check_outputs(None, output, "--output")
@@ -96,17 +96,10 @@ def segmentation(
     Example: kronattn tables segmentation --sizes 321,513 --output heads.png
     """
     from kronattn.measure import resolve_device, resolve_dtype
-    from kronattn.tables.segmentation import (
-        Case,
-        count_networks,
-        draw_heads,
-        head_table,
-        measure_heads,
-        network_table,
-        parse_sizes,
-        read_results,
-        to_json,
-    )
+    from kronattn.tables.segmentation.candidates import Case
+    from kronattn.tables.segmentation.heads import draw_heads, head_table, measure_heads, parse_sizes
+    from kronattn.tables.segmentation.networks import count_networks, network_table, to_json
+    from kronattn.tables.segmentation.printed import read_results
 
     where, kind, budget = resolve_device(device), resolve_dtype(dtype), budget_in_bytes(memory_budget)
     chosen = parse_sizes(sizes)

@@ -100,7 +100,7 @@ class Head:
 
 
 _ATTENTION = "kronattn.nn:KroneckerSegmentationHead"
-_MATERIALISED = "kronattn.tables.segmentation:MaterialisedSegmentationHead"
+_MATERIALISED = "kronattn.tables.segmentation.candidates:MaterialisedSegmentationHead"
 HEADS: dict[str, Head] = {
     "aspp": Head("ASPP", "deeplabv2_aspp", "kronattn.nn:AtrousPyramidHead"),
     "attn": Head("Attn", "deeplabv2_attn", _MATERIALISED, materialises=True),
