@@ -34,7 +34,7 @@ def call_launchers(modules):
     pool, outer = modules["pool"].pool_forward, modules["outer"].outer_sum_forward
     mean_once, coefficient_norm = modules["outer"].mean_once_forward, modules["coefficient_norm"]
     attend, attend_backward = modules["attend"].attend_forward, modules["attend_backward"].attend_backward
-    moments, norm = modules["moments"], modules["batch_norm_act"]
+    moments, batch_norm = modules["moments"], modules["batch_norm_act"]
     half, single = {"dtype": torch.float16, "channels_last": False}, {"dtype": torch.float32, "channels_last": False}
     cases = [
         # (N, C, h, w), channels of the values, heads, bias, options
@@ -52,7 +52,7 @@ def call_launchers(modules):
         tokens = pool(x, *shape[2:], dtype=x.dtype)
         value_tokens = torch.empty(shape[0], tokens.shape[1], values, dtype=x.dtype)
         bias = torch.empty(heads, tokens.shape[1]) if has_bias else None
-        outer(value_tokens, y, *shape[2:], 1.0, 1.0, residual=None if has_bias else y)
+        outer(value_tokens, y, *shape[2:], 1.0, 1.0, residual=None if has_bias else y, mean_once=has_bias)
         attend(x, tokens, value_tokens, bias, y if has_bias else None, heads)
         attend_backward(y, x, tokens, value_tokens, bias, heads, add_d_y=x.shape == y.shape)
         mean, squares = moments.moments_forward(x, tokens, heads)
@@ -66,9 +66,12 @@ def call_launchers(modules):
         tokens = torch.empty(batch, keys, channels, dtype=torch.bfloat16, requires_grad=True)
         rows = modules["wide"].centred(tokens, tokens.dtype)
         matrix = torch.empty(batch, positions, rows.shape[1], dtype=torch.bfloat16, requires_grad=True)
-        (_, mean, squares), handed_on = modules["wide"].moments(matrix, keys)
-        softmax = modules["wide"].softmax(handed_on, keys)
-        outputs = [rows, mean, squares, softmax]
+        found, handed_on = modules["wide"].moments(matrix, keys)
+        weight, batches = torch.empty(1, requires_grad=True), torch.zeros((), dtype=torch.int64)
+        norm = {"running": (weight.detach(), weight.detach(), batches), "eps": 1e-5, "momentum": 0.1}
+        for moments_or_none in (None, found):
+            softmax = modules["wide"].normalised_softmax(handed_on, keys, weight, moments_or_none, **norm)
+        outputs = [rows, found.mean, found.squares, softmax]
         torch.autograd.grad(outputs, [tokens, matrix], [torch.empty_like(x) for x in outputs])
     # A strip of rows for each of several programs, and tiles that cut rows.
     pool(grid(1, 64, 512, 512), 512, 512)
@@ -76,9 +79,9 @@ def call_launchers(modules):
         x, clamp = grid(512, channels, 14, 14), (0.0, 6.0, concat is None)
         others = None if concat is None else grid(512, concat, 14, 14)
         weight, batches = torch.empty(channels), torch.zeros((), dtype=torch.int64)
-        norm.batch_norm_act(x, others, weight, weight, weight, weight, 1e-5, clamp)
+        batch_norm.batch_norm_act(x, others, weight, weight, weight, weight, 1e-5, clamp)
         statistics = weight, weight, batches, 0.1, 1e-5
-        y = norm.batch_norm_act_in_training(x.requires_grad_(), others, weight, weight, statistics, clamp)
+        y = batch_norm.batch_norm_act_in_training(x.requires_grad_(), others, weight, weight, statistics, clamp)
         y.backward(torch.empty_like(y))
 
 

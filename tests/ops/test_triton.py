@@ -16,7 +16,7 @@ from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.ops import reference, torch_backend
 from kronattn.ops.coefficients import Moments
 from kronattn.ops.plan import Plan, explain_plan, kernels_unsupported_reason, override_plan
-from kronattn.ops.stages import count_mean_once
+from kronattn.ops.stages import combine_tokens, count_mean_once
 from kronattn.ops.triton import availability
 from kronattn.ops.triton.availability import interpreted
 from tests.ops.cases import lay_out, poison_empty, relative_error
@@ -317,31 +317,41 @@ class TestStages:
 
         queries, keys = noise(2, positions, channels, seed=1) + 2, noise(2, count, channels, seed=2) + 2
 
-        def run(functions, dtype):
+        def run(functions, plan, dtype):
             q, k = queries.to(dtype).requires_grad_(), keys.to(dtype).requires_grad_()
+            norm = CoefficientNorm().to(q.device, dtype)
             rows = functions.centred(k, dtype)
             matrix = q @ rows.transpose(1, 2)
-            (members, mean, squares), matrix = functions.moments(matrix, count)
-            outputs = [rows, matrix.clone(), mean, squares, functions.softmax(matrix, count)]
+            moments, matrix = functions.moments(matrix, count)
+            softmax, _ = norm(matrix, moments, plan, softmax_of=count)
+            outputs = [rows, matrix.clone(), moments.mean, moments.squares, softmax]
             weights = [noise(*x.shape, seed=3 + i, dtype=dtype) for i, x in enumerate(outputs)]
-            assert members == 2 * positions * count
-            return [*outputs, *torch.autograd.grad(outputs, [q, k], weights)]
+            assert moments.members == 2 * positions * count
+            statistics, running = dict(norm.named_buffers()), norm.eval()(matrix, None, None, softmax_of=count)[0]
+            with torch.no_grad():
+                by_running, _ = norm(matrix, None, plan, softmax_of=count)
+            assert relative_error(by_running, running) < 1e-5
+            return [*outputs, *statistics.values(), *torch.autograd.grad(outputs, [q, k, norm.weight], weights)]
 
-        for actual, expected in zip(run(wide, torch.float32), run(matrix_products, torch.float64), strict=True):
+        ours = run(wide, Plan("triton", "matrix_products", "a test"), torch.float32)
+        for actual, expected in zip(ours, run(matrix_products, None, torch.float64), strict=True):
             assert relative_error(actual, expected) < 1e-5
 
     def test_between_matrix_products_gradients_of_gradients(self):
         from kronattn.ops import matrix_products
         from kronattn.ops.triton import wide
 
-        def penalty(functions, dtype):
+        def penalty(functions, plan, dtype):
             q, k = (noise(1, n, 4, seed=n).to(dtype).requires_grad_() for n in (6, 5))
-            (_, mean, squares), matrix = functions.moments(q @ functions.centred(k, dtype).transpose(1, 2), 5)
-            loss = functions.softmax(matrix, 5).square().sum() + mean.square().sum() + squares.square().sum()
+            norm = CoefficientNorm().to(q.device, dtype)
+            moments, matrix = functions.moments(q @ functions.centred(k, dtype).transpose(1, 2), 5)
+            softmax, _ = norm(matrix, moments, plan, softmax_of=5)
+            loss = softmax.square().sum() + moments.mean.square().sum() + moments.squares.square().sum()
             gradients = torch.autograd.grad(loss, [q, k], create_graph=True)
-            return torch.autograd.grad(sum(g.square().sum() for g in gradients), [q, k])
+            return torch.autograd.grad(sum(g.square().sum() for g in gradients), [q, k, norm.weight])
 
-        for actual, expected in zip(penalty(wide, torch.float32), penalty(matrix_products, torch.float64), strict=True):
+        ours = penalty(wide, Plan("triton", "matrix_products", "a test"), torch.float32)
+        for actual, expected in zip(ours, penalty(matrix_products, None, torch.float64), strict=True):
             assert relative_error(actual, expected) < 1e-4
 
     @pytest.mark.parametrize("channels", [3, 70])
@@ -353,6 +363,22 @@ class TestStages:
             x = tokens.to(dtype).requires_grad_()
             y = count_mean_once(x, like, Plan(pool, pool, "a test"))
             return y, *torch.autograd.grad(y, x, noise(*y.shape, seed=2, dtype=dtype))
+
+        for actual, expected in zip(run("triton", torch.float32), run("torch", torch.float64), strict=True):
+            assert relative_error(actual, expected) < 1e-5
+
+    @pytest.mark.parametrize("few", [0, 256])
+    def test_the_mean_counted_once_while_tokens_are_added_up(self, monkeypatch, few):
+        """By every program of the outer sum for itself, or by a kernel before it."""
+        from kronattn.ops.triton import outer
+
+        monkeypatch.setattr(outer, "_FEW_TOKENS", few)
+        tokens, like = noise(2, 9 + 40, 5, seed=1), noise(2, 5, 40, 9, seed=2)
+
+        def run(pool, dtype):
+            x, residual = tokens.to(dtype).requires_grad_(), like.to(dtype)
+            y = combine_tokens(x, residual, Plan(pool, pool, "a test"), mean="once", residual=residual)
+            return y, *torch.autograd.grad(y, x, noise(*y.shape, seed=3, dtype=dtype))
 
         for actual, expected in zip(run("triton", torch.float32), run("torch", torch.float64), strict=True):
             assert relative_error(actual, expected) < 1e-5

@@ -15,8 +15,7 @@ from kronattn.nn.plain import is_plain
 from kronattn.nn.positions import AxisPositions
 from kronattn.ops import stages, torch_backend
 from kronattn.ops.attention import pool_grid
-from kronattn.ops.autocast import without_autocast
-from kronattn.ops.checks import check_mean, check_mode, check_residual, check_softmax_and_combine
+from kronattn.ops.checks import check_options, check_residual
 from kronattn.ops.fx import is_captured, leaf_function
 from kronattn.ops.masks import NO_MASKS, Masks, apply_masks, cleared
 from kronattn.ops.plan import Plan, make_plan
@@ -96,9 +95,7 @@ class KroneckerAttention(GridAttention):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        check_mode(mode)
-        check_mean(mean)
-        check_softmax_and_combine(softmax, combine, mode)
+        check_options(mode, mean, softmax, combine)
         if positions not in (None, "learned"):
             raise ValueError(f"positions must be 'learned' or None, not {positions!r}")
         if combine == "product" and mean == "each":
@@ -166,26 +163,56 @@ class KroneckerAttention(GridAttention):
         key_is_query, value_is_key = key is None or key is query, value is None or value is key
         residual_is_query = residual is query
         query, key, value = self._checked(query, key, value)
-        plan = self._plan(query, key, value, (mask, key_mask))
-        masks = NO_MASKS
+        plan, masks = self._plan(query, key, value, (mask, key_mask)), NO_MASKS
         if mask is not None or key_mask is not None:
-            if self.coefficient_norm == "batch_per_key" and not isinstance(mask, fx.Proxy):
-                raise ValueError('coefficient_norm="batch_per_key" excludes mask: use coefficient_norm="batch"')
-            query, key, value, masks = apply_masks(query, key, value, mask, key_mask)
-        # Maps take tokens in the network's dtype, which may be narrower than averages are.
+            query, key, value, masks = self._masked(query, key, value, mask, key_mask)
+
+        # Pool. Maps take tokens in the network's dtype, which may be narrower than averages are.
         maps_all = self.key_map is not None and self.value_map is not None
-        key_tokens, key_grid = stages.pool(key, plan, masks.key_shares, rounded=maps_all)
-        query = key_grid if key_is_query else query
+        key_tokens, handed_on = stages.pool(key, plan, masks.key_shares, rounded=maps_all)
+        query = handed_on if key_is_query else query
         value_tokens = key_tokens if value_is_key else stages.pool(value, plan, masks.key_shares)[0]
         if maps_all and value_is_key:
             key_tokens = value_tokens = key_tokens.to(query.dtype)
+        query_tokens = key_tokens if key_is_query else None
+        if query_tokens is None and self.mode == "qkv":
+            query_tokens = stages.pool(query, plan, masks.shares)[0]
+
+        # Mix.
         keys, places = map_tokens(self.key_map, key_tokens, query), None
         if self.positions is not None:
             key_places = self.positions(key, masks.key_shares)
             keys = keys + key_places.to(keys.dtype)
             places = key_places if key_is_query else self.positions(query, masks.shares)
         keys = stages.scaled(self._unit(keys, 2), self.scale, self.num_heads)
-        values = map_tokens(self.value_map, value_tokens, query)
+        values = self._values(value_tokens, query)
+        mixed, query = self._mix(query, query_tokens, keys, values, places, plan, masks)
+        if map_values is not None:
+            # After the layer's own modules, as counters of parameters expect.
+            mixed = mixed._replace(values=self._mapped(map_values, mixed.values))
+        if self.observer is not None:
+            self.observer(self, mixed, query.shape[2:], key.shape[2:])
+
+        # Spread.
+        residual = check_residual(query if residual_is_query else residual, query, mixed.values)
+        if self.is_linear_in_values:
+            y = self._spread(mixed, query, key, plan, residual)
+        else:
+            y = self._spread(mixed, query, key, plan, None)
+            y = query * y.sigmoid() if self.gate else y
+            y = y if self.layer_scale is None else map_positions(self.layer_scale, y)
+            y = add_residual(y, residual)
+        return y if mask is None else cleared(y, mask)
+
+    def _masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, key_mask: Tensor | None) -> Any:
+        """Query, key and value without what masks leave out, and the masks."""
+        if self.coefficient_norm == "batch_per_key" and not isinstance(mask, fx.Proxy):
+            raise ValueError('coefficient_norm="batch_per_key" excludes mask: use coefficient_norm="batch"')
+        return apply_masks(query, key, value, mask, key_mask)
+
+    def _values(self, tokens: Tensor, like: Tensor) -> Tensor:
+        """(N, S, P) values of (N, S, C) tokens."""
+        values = map_tokens(self.value_map, tokens, like)
         if self.layer_scale is not None and self.is_linear_in_values:
             # A gain for each channel of the output is one for each channel of the values, of which there are few.
             values = self.layer_scale(values)
@@ -193,110 +220,84 @@ class KroneckerAttention(GridAttention):
             # Coefficients times a number for each key and head are values times that number.
             vectors = values.unflatten(2, (self.num_heads, -1)).flatten(1, 2)
             values = self.dropout(vectors).unflatten(1, (-1, self.num_heads)).flatten(2)
-        if self.mode == "qkv":
-            query_tokens = key_tokens if key_is_query else stages.pool(query, plan, masks.shares)[0]
-            queries = map_tokens(self.query_map, query_tokens, query)
-            queries = self._unit(queries if places is None else queries + places.to(queries.dtype), 2)
-            mixed = self._mix_tokens(queries, keys, values, query, plan, masks)
-        else:
-            averages = key_tokens if key_is_query else None
-            mixed, query = self._mix_positions(query, keys, values, averages, plan, places, masks)
-        if mask is not None or key_mask is not None:
-            bias = stages.masked_bias(mixed.key_bias, masks.key_shares, self.num_heads)
-            mixed = mixed._replace(key_bias=bias, masks=masks)
-        if map_values is not None:
-            # After the layer's own modules, as counters of parameters expect. Traced by itself, the layer has a
-            # placeholder here, for what may be given or not.
-            if not self.is_linear_in_values and not isinstance(map_values, fx.Proxy):
-                option = "gate=True" if self.gate else 'combine="product"'
-                raise ValueError(f"map_values excludes {option}: the output is not linear in the values")
-            values = mixed.values
-            values = optionally(map_values, values) if isinstance(map_values, fx.Proxy) else map_values(values)
-            mixed = mixed._replace(values=values)
-        if self.observer is not None:
-            self.observer(self, mixed, query.shape[2:], key.shape[2:])
-        residual = check_residual(query if residual_is_query else residual, query, mixed.values)
-        y = self._spread(mixed, query, key.shape[2:], plan, residual if self.is_linear_in_values else None)
+        return values
+
+    def _mapped(self, map_values: Any, values: Tensor) -> Any:
+        if isinstance(map_values, fx.Proxy):
+            # Traced by itself, the layer has a placeholder here, for what may be given or not.
+            return optionally(map_values, values)
         if not self.is_linear_in_values:
-            y = query * y.sigmoid() if self.gate else y
-            y = y if self.layer_scale is None else map_positions(self.layer_scale, y)
-            y = add_residual(y, residual)
-        return y if mask is None else cleared(y, mask)
+            option = "gate=True" if self.gate else 'combine="product"'
+            raise ValueError(f"map_values excludes {option}: the output is not linear in the values")
+        return map_values(values)
 
-    def _spread(self, mixed: Mixed, query: Tensor, key_grid: Any, plan: Plan, residual: Tensor | None) -> Tensor:
-        """What the last stage makes of what the middle stage gave."""
-        queries, keys, bias, values, coefficients, masks = mixed
-        options: Any = {"num_heads": self.num_heads, "key_bias": bias}
-        if self.softmax == "per_axis":
-            options["axes"] = key_grid
-        if self.mode == "kv":
-            if coefficients is not None:
-                return stages.spread_coefficients(coefficients, values, query, plan, residual=residual)
-            return stages.spread(queries, keys, values, plan, residual=residual, **options)
-        if coefficients is not None:
-            tokens = stages.spread_coefficients(coefficients, values, queries.transpose(1, 2), plan).transpose(1, 2)
-        else:
-            tokens = stages.attend_tokens(queries, keys, values, plan, **options)
-        return stages.combine_tokens(
-            tokens, query, plan, mean=self.mean, combine=self.combine, shares=masks.shares, residual=residual
-        )
-
-    def _mix_tokens(
-        self, queries: Tensor, keys: Tensor, values: Tensor, like: Tensor, plan: Plan, masks: Masks
-    ) -> Mixed:
-        """KAO_QKV's middle stage: queries are (N, sum(grid), C) tokens too."""
-        moments = None
-        if self._materialises(plan):
-            return self._mix_materialised(queries, queries.transpose(1, 2), keys, values, plan)
-        if self.uses_batch_statistics:
-            per_key = self.coefficient_norm == "batch_per_key"
-            moments, queries, keys = stages.moments_of_tokens(
-                queries, keys, like, plan, num_heads=self.num_heads, per_key=per_key, masks=masks
-            )
-        keys, bias = self._normalised(keys, moments, plan)
-        return Mixed(queries, keys, bias, values)
-
-    def _mix_positions(
+    def _mix(
         self,
         query: Tensor,
+        query_tokens: Tensor | None,
         keys: Tensor,
         values: Tensor,
-        query_tokens: Tensor | None,
-        plan: Plan,
         places: Tensor | None,
+        plan: Plan,
         masks: Masks,
     ) -> tuple[Mixed, Tensor]:
-        """KAO_KV's middle stage: every position of (N, C, *grid) asks. Also the query to go on with.
+        """Queries, and keys with the norm of the coefficients multiplied in; and the query to go on with.
 
         ``query_tokens`` are the averages of the query where they are at hand, ``places`` the vectors of its positions.
         """
-        queries, moments = query, None
-        if self.query_map is not None:
-            if self._folds_query_map(keys, plan):
-                keys = keys @ self.query_map.weight.to(keys.dtype)
-            else:
-                queries, query_tokens = map_positions(self.query_map, query), None
-        if places is not None or self.coefficient_norm == "cosine":
-            if places is not None:
-                places = places.to(queries.dtype).expand(queries.shape[0], -1, -1)
-                queries = stages.spread_tokens(places, queries, plan, residual=queries)
-            queries, query_tokens = self._unit(queries, 1), None
+        if self.mode == "qkv":
+            assert query_tokens is not None
+            queries = map_tokens(self.query_map, query_tokens, query)
+            queries = self._unit(queries if places is None else queries + places.to(queries.dtype), 2).transpose(1, 2)
+        else:
+            queries, keys = self._ask_everywhere(query, keys, places, plan)
+        asks_itself = queries is query
         if self._materialises(plan):
-            return self._mix_materialised(queries, queries, keys, values, plan), query
+            return self._mix_materialised(queries, keys, values, plan), query
+        moments = None
         if self.uses_batch_statistics:
-            moments, normed, keys = stages.moments_of_positions(
+            moments, queries, keys = stages.moments(
                 queries,
                 keys,
                 plan,
                 num_heads=self.num_heads,
                 per_key=self.coefficient_norm == "batch_per_key",
-                query_tokens=query_tokens,
+                like=query if self.mode == "qkv" else None,
+                query_tokens=query_tokens if asks_itself else None,
                 masks=masks,
             )
-            query = normed if queries is query else query
-            queries = normed
         keys, bias = self._normalised(keys, moments, plan)
-        return Mixed(queries, keys, bias, values), query
+        bias = bias if masks is NO_MASKS else stages.masked_bias(bias, masks.key_shares, self.num_heads)
+        return Mixed(queries, keys, bias, values, masks=masks), queries if asks_itself else query
+
+    def _ask_everywhere(self, query: Tensor, keys: Tensor, places: Tensor | None, plan: Plan) -> tuple[Tensor, Tensor]:
+        """KAO_KV's queries, (N, C, *grid), and the keys that they are for."""
+        queries = query
+        if self.query_map is not None:
+            if self._folds_query_map(keys, plan):
+                keys = keys @ self.query_map.weight.to(keys.dtype)
+            else:
+                queries = map_positions(self.query_map, query)
+        if places is not None:
+            places = places.to(queries.dtype).expand(queries.shape[0], -1, -1)
+            queries = stages.spread_tokens(places, queries, plan, residual=queries)
+        return self._unit(queries, 1), keys
+
+    def _spread(self, mixed: Mixed, query: Tensor, key: Tensor, plan: Plan, residual: Tensor | None) -> Tensor:
+        """What the last stage makes of what the middle stage gave; for KAO_QKV, attention belongs to it too."""
+        queries, keys, bias, values, weights, masks = mixed
+        added = residual if self.mode == "kv" else None
+        if weights is not None:
+            y = stages.spread_coefficients(weights, values, queries, residual=added)
+        else:
+            axes = key.shape[2:] if self.softmax == "per_axis" else None
+            y = stages.spread(
+                queries, keys, values, plan, num_heads=self.num_heads, key_bias=bias, residual=added, axes=axes
+            )
+        if self.mode == "kv":
+            return y
+        tokens, options = y.transpose(1, 2), {"mean": self.mean, "combine": self.combine}
+        return stages.combine_tokens(tokens, query, plan, shares=masks.shares, residual=residual, **options)
 
     def _materialises(self, plan: Plan) -> bool:
         """Whether the coefficients are materialised; never while symbolic tracing, for which there is no plan yet."""
@@ -304,20 +305,18 @@ class KroneckerAttention(GridAttention):
             return False
         return isinstance(plan, Plan) and plan.spread == "matrix_products"
 
-    def _mix_materialised(self, queries: Tensor, grid: Tensor, keys: Tensor, values: Tensor, plan: Plan) -> Mixed:
-        """The same for wide layers: the coefficients are materialised once, for their statistics and to go on with.
-
-        ``grid`` are the queries as (N, C, *grid).
-        """
-        coefficients, moments = stages.coefficients(grid, keys, plan), None
-        if self.norm is not None:
-            if self.uses_batch_statistics:
-                moments, coefficients = stages.moments_of_coefficients(coefficients, keys.shape[1], plan)
-            if self.observer is not None:
-                keys = keys * self.norm.scale_and_bias(moments)[0]
-            # What multiplies the keys multiplies the coefficients.
-            coefficients, _ = self.norm(coefficients, moments, plan)
-        return Mixed(queries, keys, None, values, coefficients)
+    def _mix_materialised(self, queries: Tensor, keys: Tensor, values: Tensor, plan: Plan) -> Mixed:
+        """The same for wide layers: the coefficients are materialised once, for their statistics and to go on with."""
+        coefficients, moments, count = stages.coefficients(queries, keys, plan), None, keys.shape[1]
+        if self.norm is None:
+            return Mixed(queries, keys, None, values, stages.softmax(coefficients, count))
+        if self.uses_batch_statistics:
+            moments, coefficients = stages.moments_of_coefficients(coefficients, count, plan)
+        if self.observer is not None:
+            keys = keys * self.norm.scale_and_bias(moments)[0]
+        # What multiplies the keys multiplies the coefficients.
+        weights, _ = self.norm(coefficients, moments, plan, softmax_of=count)
+        return Mixed(queries, keys, None, values, weights)
 
     def _folds_query_map(self, keys: Tensor, plan: Plan) -> bool:
         """Whether the few keys are mapped back instead of all queries: k·(Wq) = (Wᵀk)·q.
@@ -366,9 +365,9 @@ class DenseAttention(GridAttention):
     Args:
         channels: of the input.
         pool: the factor that keys and values are pooled by along every axis (Attn+Pool); 7 becomes 4 for 2.
-        num_heads, project, coefficient_norm, scale, qk_channels, out_channels: as in
-            :class:`KroneckerAttention`.
         grid: the keys' grid before pooling, for "batch_per_key" alone.
+        options: num_heads, project, coefficient_norm, scale, qk_channels, out_channels, device and dtype, as in
+            :class:`KroneckerAttention`.
 
     Shape:
         query (N, channels, *grid), and key and value (N, channels, *other_grid) where given, to
@@ -380,32 +379,10 @@ class DenseAttention(GridAttention):
     """
 
     def __init__(
-        self,
-        channels: int,
-        *,
-        pool: int | None = None,
-        num_heads: int = 1,
-        project: str = "v",
-        coefficient_norm: str | None = "batch",
-        scale: float = 1.0,
-        qk_channels: int | None = None,
-        out_channels: int | None = None,
-        grid: Sequence[int] | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        self, channels: int, *, pool: int | None = None, grid: Sequence[int] | None = None, **options: Any
     ) -> None:
-        super().__init__(
-            channels,
-            num_heads=num_heads,
-            project=project,
-            coefficient_norm=coefficient_norm,
-            scale=scale,
-            qk_channels=qk_channels,
-            out_channels=out_channels,
-            num_keys=None if grid is None else math.prod(-(-size // (pool or 1)) for size in grid),
-            device=device,
-            dtype=dtype,
-        )
+        num_keys = None if grid is None else math.prod(-(-size // (pool or 1)) for size in grid)
+        super().__init__(channels, num_keys=num_keys, **options)
         self.pool = pool
 
     def forward(
@@ -426,33 +403,21 @@ class DenseAttention(GridAttention):
         )
         keys, moments = stages.scaled(self._unit(keys, 2), self.scale, self.num_heads), None
         if self.uses_batch_statistics:
-            moments = dense_moments(queries, keys, self.num_heads, self.coefficient_norm == "batch_per_key")
+            moments = torch_backend.moments(
+                queries, keys, num_heads=self.num_heads, per_key=self.coefficient_norm == "batch_per_key"
+            )
         keys, bias = self._normalised(keys, moments)
         if self.observer is not None:
             self.observer(self, Mixed(queries, keys, bias, values), query.shape[2:], key.shape[2:])
         residual = check_residual(residual, query, values)
-        return dense_attention(queries, keys, values, bias, residual, self.num_heads)
+        options: Any = {"num_heads": self.num_heads, "key_bias": bias, "residual": residual}
+        return torch_backend.spread(queries, keys, values, **options)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, pool={self.pool}"
 
 
 @leaf_function
-def optionally(function: Callable[[Tensor], Tensor] | None, x: Tensor) -> Tensor:
+def optionally(function: Any, x: Any) -> Any:
     """function(x), or ``x`` where there is no function."""
     return x if function is None else function(x)
-
-
-@leaf_function
-def dense_moments(queries: Tensor, keys: Tensor, num_heads: int, per_key: bool) -> Any:
-    """Batch statistics of the coefficients of (N, C, *grid) queries and (N, S, C) keys."""
-    with without_autocast(queries):
-        return torch_backend.moments(queries, keys, num_heads=num_heads, per_key=per_key)
-
-
-@leaf_function
-def dense_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, residual: Tensor | None, num_heads: int
-) -> Tensor:
-    """Attention of every position of (N, C, *grid) to (N, S, C) keys with (N, S, P) values."""
-    return torch_backend.spread(queries, keys, values, num_heads=num_heads, key_bias=bias, residual=residual)

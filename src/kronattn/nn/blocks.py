@@ -7,7 +7,7 @@ channels, d output channels, an expansion rate r and a stride s; c·r is rounded
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -78,13 +78,7 @@ class _Bottleneck(nn.Module):
     """What the four share: a check of the arguments, the skip from input to output, the last convolution."""
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        stride: int,
-        expansion: float,
-        norm_layer: Layer,
+        self, in_channels: int, out_channels: int, *, stride: int, expansion: float, norm_layer: Layer
     ) -> None:
         super().__init__()
         if min(in_channels, out_channels) < 1:
@@ -99,6 +93,12 @@ class _Bottleneck(nn.Module):
         self.expanded = round(expansion * in_channels)  # rc
         self.skips = stride == 1 and in_channels == out_channels
         self.project = ConvNormAct(self.expanded, out_channels, norm_layer=norm_layer, act_layer=None)
+
+    def _project_both(self, first: Tensor, second: Tensor) -> Tensor:
+        """The last convolution of two maps side by side, as a sum of two: nothing is copied to be concatenated."""
+        weight, count = self.project.conv.weight, first.shape[1]
+        y = _plus_product(_product(weight[:, :count], first), weight[:, count:], second)
+        return self.project.act(self.project.norm(y))
 
     def dilate(self, rate: int) -> None:
         """Take the stride away, and set the taps of the depth-wise convolution ``rate`` apart: features at a smaller
@@ -191,24 +191,15 @@ class BaseSkipModule(BaseModule):
     def _project_parts(self, new: Tensor, x: Tensor) -> Tensor:
         """The depth-wise convolution sees one channel at a time, so it can do the new ones and x's one by one."""
         count = new.shape[1]
-        parts = [self._depthwise_part(new, slice(0, count)), self._depthwise_part(x, slice(count, None))]
-        weight = self.project.conv.weight
-        y = _plus_product(_product(weight[:, :count], parts[0]), weight[:, count:], parts[1])
-        return self.project.act(self.project.norm(y))
+        parts = self._depthwise_part(new, slice(0, count)), self._depthwise_part(x, slice(count, None))
+        return self._project_both(*parts)
 
     def _depthwise_part(self, x: Tensor, channels: slice) -> Tensor:
-        conv, norm = self.depthwise.conv, self.depthwise.norm
-        assert isinstance(norm, nn.BatchNorm2d)
-        weight = conv.weight[channels]
-        y = F.conv2d(x, weight, None, conv.stride, conv.padding, conv.dilation, groups=x.shape[1])
-
-        def part(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[channels]
-
-        y = F.batch_norm(
-            y, part(norm.running_mean), part(norm.running_var), part(norm.weight), part(norm.bias), eps=norm.eps
-        )
-        return self.depthwise.act(y)
+        conv, norm = self.depthwise.conv, cast(Any, self.depthwise.norm)
+        y = F.conv2d(x, conv.weight[channels], None, conv.stride, conv.padding, conv.dilation, groups=x.shape[1])
+        tensors = norm.running_mean, norm.running_var, norm.weight, norm.bias
+        mean, var, weight, bias = (None if tensor is None else tensor[channels] for tensor in tensors)
+        return self.depthwise.act(F.batch_norm(y, mean, var, weight, bias, eps=norm.eps))
 
 
 class AttnModule(_Bottleneck):
@@ -270,13 +261,6 @@ class AttnModule(_Bottleneck):
         attended = self.attn(x)
         return attended if self.stride == 1 else F.avg_pool2d(attended, self.stride, ceil_mode=True)
 
-    def _project_both(self, local: Tensor, attended: Tensor) -> Tensor:
-        """The last convolution of both paths side by side, as a sum of two: nothing is copied to be concatenated."""
-        weight = self.project.conv.weight
-        new = self.expanded - self.in_channels
-        y = _plus_product(_product(weight[:, :new], local), weight[:, new:], attended)
-        return self.project.act(self.project.norm(y))
-
 
 class AttnSkipModule(AttnModule):
     """AttnSkipModule: an AttnModule that adds its input to what the attention gives, where s = 1.
@@ -297,10 +281,6 @@ def _product(weight: Tensor, x: Tensor) -> Tensor:
     """A 1×1 convolution of x with part of another's weight, in x's memory format.
 
     In inference as a matrix product, which takes the part as it lies; a convolution would copy it at every call.
-
-    Args:
-        weight: (d, c, 1, 1).
-        x: (N, c, h, w).
     """
     if torch.is_grad_enabled() or is_captured():
         return F.conv2d(x, weight)
@@ -311,13 +291,7 @@ def _product(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def _plus_product(y: Tensor, weight: Tensor, x: Tensor) -> Tensor:
-    """y plus a 1×1 convolution of x, added up inside the matrix product, in y's memory format.
-
-    Args:
-        y: (N, d, h, w).
-        weight: (d, c, 1, 1).
-        x: (N, c, h, w).
-    """
+    """y plus a 1×1 convolution of x, added up inside the matrix product, in y's memory format."""
     matrix = weight.flatten(1)
     if y.stride(1) == 1:
         rows = torch.addmm(y.permute(0, 2, 3, 1).flatten(0, 2), x.permute(0, 2, 3, 1).flatten(0, 2), matrix.t())

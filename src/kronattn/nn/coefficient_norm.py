@@ -73,14 +73,16 @@ class CoefficientNorm(nn.Module):
 
     @leaf_module
     def forward(
-        self, keys: Tensor, moments: Moments | None = None, plan: Plan | None = None
+        self, keys: Tensor, moments: Moments | None = None, plan: Plan | None = None, *, softmax_of: int | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The keys multiplied so that E is normed, and what to add to each key's coefficients.
 
         Args:
-            keys: (N, S, C), the channels of all heads; or E itself, of one head.
+            keys: (N, S, C), the channels of all heads; or E itself, of one head, as
+                :func:`kronattn.ops.stages.coefficients` materialises it.
             moments: of E, in training; without them the running statistics are used.
             plan: of the layer's call.
+            softmax_of: how many keys E has, where it is E: its softmax is taken, too.
 
         Returns:
             (N, S, C), and None or, with ``num_keys``, a (num_heads, S) tensor.
@@ -93,10 +95,14 @@ class CoefficientNorm(nn.Module):
         with without_autocast(keys):
             if plan is not None and plan.pool == "triton" and self._is_for_kernel(keys, moments):
                 running = self.running_mean, self.running_var, self.num_batches_tracked
-                constants = {"eps": self.eps, "momentum": self.momentum, "num_heads": self.num_heads}
+                constants: Any = {"eps": self.eps, "momentum": self.momentum}
+                if softmax_of is not None:
+                    return stages.normalised_softmax(keys, softmax_of, self.weight, moments, running, **constants), None
+                constants["num_heads"] = self.num_heads
                 return stages.normalise(keys, self.weight, moments, running, **constants), None
             scale, bias = self.scale_and_bias(moments, update=self.training)
-            return stages.scaled(keys, scale, self.num_heads), bias
+            normed = stages.scaled(keys, scale, self.num_heads)
+            return normed if softmax_of is None else stages.softmax(normed, softmax_of), bias
 
     def scale_and_bias(self, moments: Moments | None, *, update: bool = False) -> tuple[Tensor, Tensor | None]:
         """What to multiply the keys by, (num_heads,) or (num_heads, S), and what to add to their coefficients.
@@ -197,6 +203,4 @@ class _AllSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        total = gradient.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
+        return _AllSum.apply(gradient, ctx.group), None

@@ -20,18 +20,17 @@ from kronattn.nn.context_layer import (
     check_axes,
     grid_mean,
     split_axes,
-    spread_tokens,
     spread_vector,
 )
 from kronattn.nn.grid_attention import map_positions
 from kronattn.nn.squeeze_axial import SqueezeAxial
 from kronattn.ops.attend import at_least_float32
 from kronattn.ops.autocast import without_autocast
+from kronattn.ops.checks import check_positive_int
 from kronattn.ops.fx import leaf_function
+from kronattn.ops.torch_backend import spread_tokens
 
 __all__ = ["AxisMeans", "CoordinateGate", "GlobalContext", "GlobalMean", "NoContext", "SqueezeAxial"]
-
-MEANS = ("once", "each")
 
 # Fewer channels than this in a bottleneck leave its norm nothing to work on.
 _NARROWEST = 8
@@ -56,7 +55,20 @@ class NoContext(ContextLayer):
         return add_residual(torch.zeros_like(x), residual)
 
 
-class GlobalMean(ContextLayer):
+class _MappedMeans(ContextLayer):
+    """Averages, mapped as KroneckerAttention maps its values, and initialised so."""
+
+    def __init__(self, channels: int, *, device: Any = None, dtype: Any = None) -> None:
+        super().__init__(channels)
+        self.value_map = nn.Linear(channels, channels, bias=False, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier's initialisation."""
+        nn.init.xavier_uniform_(self.value_map.weight)
+
+
+class GlobalMean(_MappedMeans):
     """The mean of the grid, mapped, at every position: y = W·mean(x).
 
     Global average pooling in the place of attention; the squeeze of squeeze-and-excitation (Hu et al., CVPR 2018,
@@ -74,21 +86,12 @@ class GlobalMean(ContextLayer):
         (torch.Size([2, 8, 5, 6]), True)
     """
 
-    def __init__(self, channels: int, *, device: Any = None, dtype: Any = None) -> None:
-        super().__init__(channels)
-        self.value_map = nn.Linear(channels, channels, bias=False, device=device, dtype=dtype)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Xavier's initialisation, as of KroneckerAttention's maps."""
-        nn.init.xavier_uniform_(self.value_map.weight)
-
     def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
         x, residual = self._checked(x, residual)
         return spread_vector(self.value_map(grid_mean(x)), x, residual)
 
 
-class AxisMeans(ContextLayer):
+class AxisMeans(_MappedMeans):
     """The averages of rows and columns, mapped and added up over the grid: KAO_QKV without its attention.
 
     y[i, j] = W·(column average j + row average i − mean), and likewise for any number of axes.
@@ -107,20 +110,14 @@ class AxisMeans(ContextLayer):
     """
 
     def __init__(self, channels: int, *, mean: str = "once", device: Any = None, dtype: Any = None) -> None:
-        super().__init__(channels)
-        if mean not in MEANS:
+        super().__init__(channels, device=device, dtype=dtype)
+        if mean not in ("once", "each"):
             raise ValueError(f"mean must be 'once' or 'each', not {mean!r}")
         self.mean = mean
-        self.value_map = nn.Linear(channels, channels, bias=False, device=device, dtype=dtype)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Xavier's initialisation, as of KroneckerAttention's maps."""
-        nn.init.xavier_uniform_(self.value_map.weight)
 
     def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
         x, residual = self._checked(x, residual)
-        return spread_tokens(self.value_map(axis_tokens(x, self.mean)), x, residual)
+        return spread_tokens(self.value_map(axis_tokens(x, self.mean)), x, residual=residual)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, mean={self.mean!r}"
@@ -212,10 +209,7 @@ class GlobalContext(ContextLayer):
 
 
 def _bottleneck(channels: int, reduction: int) -> int:
-    if isinstance(reduction, bool) or not isinstance(reduction, int):
-        raise TypeError(f"reduction must be an int, not {type(reduction).__name__}")
-    if reduction < 1:
-        raise ValueError(f"reduction must be at least 1, not {reduction}")
+    check_positive_int("reduction", reduction)
     return max(_NARROWEST, channels // reduction)
 
 

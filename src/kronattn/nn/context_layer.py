@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kronattn.ops import torch_backend
-from kronattn.ops.autocast import autocast_is_on, autocasted
-from kronattn.ops.checks import MAX_AXES, check_grid_tensor, check_residual
+from kronattn.ops.autocast import autocasted
+from kronattn.ops.checks import MAX_AXES, check_dtype, check_grid_tensor, check_positive_int, check_residual
 from kronattn.ops.fx import leaf_function
 from kronattn.ops.grid import axis_averages
 
@@ -22,7 +21,6 @@ __all__ = [
     "check_context_input",
     "grid_mean",
     "split_axes",
-    "spread_tokens",
     "spread_vector",
 ]
 
@@ -39,10 +37,7 @@ class ContextLayer(nn.Module):
 
     def __init__(self, channels: int, *, axes: int | None = None) -> None:
         super().__init__()
-        if isinstance(channels, bool) or not isinstance(channels, int):
-            raise TypeError(f"channels must be an int, not {type(channels).__name__}")
-        if channels < 1:
-            raise ValueError(f"channels must be at least 1, not {channels}")
+        check_positive_int("channels", channels)
         self.channels = channels
         self.axes = axes
 
@@ -72,13 +67,7 @@ def check_axes(axes: int, most: int = MAX_AXES) -> None:
 
 @leaf_function
 def check_context_input(
-    x: Tensor,
-    residual: Tensor | None,
-    *,
-    channels: int,
-    axes: int | None,
-    dtype: torch.dtype | None,
-    owner: str,
+    x: Tensor, residual: Tensor | None, *, channels: int, axes: int | None, dtype: torch.dtype | None, owner: str
 ) -> tuple[Tensor, Tensor | None]:
     """Input and residual of a layer called ``owner`` with weights of ``dtype``; in autocast's where that is on."""
     check_grid_tensor(x, "x")
@@ -89,9 +78,7 @@ def check_context_input(
             f"{owner} was built for {axes} axes, but the grid of x, {tuple(x.shape[2:])}, has {x.dim() - 2}"
         )
     residual_is_x, x = residual is x, autocasted(x)
-    if dtype is not None and x.dtype != dtype and not autocast_is_on(x):
-        names = [str(each).removeprefix("torch.") for each in (dtype, x.dtype)]
-        raise TypeError(f"{owner} has {names[0]} weights, but x is {names[1]}: convert either, or use autocast")
+    check_dtype(x, "x", dtype, owner)
     return x, x if residual_is_x else check_residual(residual, x, x.flatten(2).transpose(1, 2))
 
 
@@ -124,12 +111,6 @@ def split_axes(tokens: Tensor, like: Tensor) -> tuple[Tensor, ...]:
         parts.append(tokens[:, start : start + size])
         start += size
     return tuple(reversed(parts))
-
-
-@leaf_function
-def spread_tokens(tokens: Tensor, like: Tensor, residual: Tensor | None = None) -> Tensor:
-    """The outer sum of (N, sum(grid), C) tokens in ``like``'s grid, dtype and memory format, plus ``residual``."""
-    return torch_backend.spread_tokens(tokens, like, residual=residual)
 
 
 @leaf_function

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.nn.cosine_norm import CosineNorm, unit
-from kronattn.ops.autocast import autocast_is_on
-from kronattn.ops.checks import check_heads, check_scale, check_triple
+from kronattn.ops.checks import check_choice, check_dtype, check_heads, check_positive_int, check_scale, check_triple
 from kronattn.ops.coefficients import Moments
 from kronattn.ops.fx import leaf_function
 from kronattn.ops.masks import NO_MASKS, Masks
@@ -19,19 +18,17 @@ from kronattn.ops.plan import Plan
 
 __all__ = ["GridAttention", "Mixed", "check_layer_input", "map_positions", "map_tokens"]
 
-COEFFICIENT_NORMS = ("batch", "batch_per_key", "cosine", None)
-
 
 class Mixed(NamedTuple):
     """What the middle stage gives: all that attention needs to know.
 
     Attributes:
-        queries: (N, C, *grid) where every position asks, (N, M, C) where tokens do.
+        queries: (N, C, *grid) where every position asks, (N, C, M) where averages do.
         keys: (N, S, C), with the scale and the norm of the coefficients multiplied in.
         key_bias: (num_heads, S), or with a mask (N, num_heads, S), added to each key's coefficients before the
             softmax, or None.
         values: (N, S, P).
-        coefficients: of the keys before the softmax, where they are materialised; see
+        weights: (N, m, S), the coefficients after their softmax, where they are materialised; see
             :mod:`kronattn.ops.matrix_products`.
         masks: what of it holds data; see :mod:`kronattn.ops.masks`.
     """
@@ -40,7 +37,7 @@ class Mixed(NamedTuple):
     keys: Tensor
     key_bias: Tensor | None
     values: Tensor
-    coefficients: Tensor | None = None
+    weights: Tensor | None = None
     masks: Masks = NO_MASKS
 
 
@@ -57,26 +54,21 @@ class GridAttention(nn.Module):
         self,
         channels: int,
         *,
-        num_heads: int,
-        project: str,
-        coefficient_norm: str | None,
-        scale: float,
-        qk_channels: int | None,
-        out_channels: int | None,
-        num_keys: int | None,
-        device: Any,
-        dtype: Any,
+        num_heads: int = 1,
+        project: str = "v",
+        coefficient_norm: str | None = "batch",
+        scale: float = 1.0,
+        qk_channels: int | None = None,
+        out_channels: int | None = None,
+        num_keys: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__()
-        if not isinstance(channels, int):
-            raise TypeError(f"channels must be an int, not {type(channels).__name__}")
-        if channels < 1:
-            raise ValueError(f"channels must be at least 1, not {channels}")
+        check_positive_int("channels", channels)
         if len(set(project)) != len(project) or not set(project) <= set("qkv"):
             raise ValueError(f'project must name which of q, k, v are mapped, like "", "v" or "qkv", not {project!r}')
-        if coefficient_norm not in COEFFICIENT_NORMS:
-            known = ", ".join(repr(known) for known in COEFFICIENT_NORMS)
-            raise ValueError(f"coefficient_norm must be one of {known}, not {coefficient_norm!r}")
+        check_choice("coefficient_norm", coefficient_norm, ("batch", "batch_per_key", "cosine", None))
         if coefficient_norm == "batch_per_key" and num_keys is None:
             raise ValueError('coefficient_norm="batch_per_key" needs grid, the fixed size of the keys\' grid')
         if qk_channels not in (None, channels) and not set("qk") <= set(project):
@@ -104,9 +96,8 @@ class GridAttention(nn.Module):
         if coefficient_norm == "cosine":
             self.norm = CosineNorm(num_heads).to(device=device, dtype=dtype)
         elif coefficient_norm is not None:
-            self.norm = CoefficientNorm(
-                num_heads, num_keys=num_keys if coefficient_norm == "batch_per_key" else None
-            ).to(device=device, dtype=dtype)
+            num_keys = num_keys if coefficient_norm == "batch_per_key" else None
+            self.norm = CoefficientNorm(num_heads, num_keys=num_keys).to(device=device, dtype=dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -163,9 +154,7 @@ def check_layer_input(
     name, x = ("query", query) if query.shape[1] != channels else ("value", value)
     if x.shape[1] != channels:
         raise ValueError(f"{owner} was built for {channels} channels, but {name} has {x.shape[1]}")
-    if dtype is not None and query.dtype != dtype and not autocast_is_on(query):
-        names = [str(each).removeprefix("torch.") for each in (dtype, query.dtype)]
-        raise TypeError(f"{owner} has {names[0]} weights, but query is {names[1]}: convert either, or use autocast")
+    check_dtype(query, "query", dtype, owner)
     return query, key, value
 
 

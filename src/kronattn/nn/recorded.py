@@ -54,6 +54,7 @@ class PositionWeights:
         return self.axes[-1]
 
 
+@dataclass(eq=False, repr=False)
 class RecordedAttention:
     """One call of one attention layer, as :func:`kronattn.record_coefficients` keeps it.
 
@@ -87,34 +88,18 @@ class RecordedAttention:
         True
     """
 
-    def __init__(
-        self,
-        name: str,
-        mode: str,
-        grid: Sequence[int],
-        key_grid: Sequence[int],
-        queries: Tensor,
-        keys: Tensor,
-        bias: Tensor | None,
-        values: Tensor,
-        *,
-        mean_once: bool = False,
-        per_axis: bool = False,
-        product: bool = False,
-        masks: Masks = NO_MASKS,
-    ) -> None:
-        self.name = name
-        self.mode = mode
-        self.grid = tuple(grid)
-        self.key_grid = tuple(key_grid)
-        self.queries = queries
-        self.keys = keys
-        self.bias = bias
-        self.values = values
-        self.mean_once = mean_once
-        self.per_axis = per_axis
-        self.product = product
-        self.masks = masks
+    name: str
+    mode: str
+    grid: tuple[int, ...]
+    key_grid: tuple[int, ...]
+    queries: Tensor
+    keys: Tensor
+    bias: Tensor | None
+    values: Tensor
+    mean_once: bool = False
+    per_axis: bool = False
+    product: bool = False
+    masks: Masks = NO_MASKS
 
     @property
     def num_heads(self) -> int:

@@ -104,25 +104,14 @@ def _observer(name: str, recording: Recording) -> Callable[[GridAttention, Mixed
     def observe(layer: GridAttention, mixed: Mixed, grid: Sequence[int], key_grid: Sequence[int]) -> None:
         mode = layer.mode if isinstance(layer, KroneckerAttention) else "regular"
         # Copies in float32 at least: what the model does to its own tensors later must not show here.
-        queries, keys, bias, values = (None if x is None else wide(x) for x in mixed[:4])
-        assert queries is not None
-        assert keys is not None
-        assert values is not None
-        columns = queries.transpose(1, 2) if mode == "qkv" else queries.flatten(2)
-        heads = (layer.num_heads, -1)
+        columns = (wide(mixed.queries).flatten(2), wide(mixed.keys).transpose(1, 2), wide(mixed.values).transpose(1, 2))
+        queries, keys, values = (x.to(columns[0].dtype) for x in columns)
+        queries, keys = (x.unflatten(1, (layer.num_heads, -1)) for x in (queries, keys))
+        bias = None if mixed.key_bias is None else wide(mixed.key_bias)
+        masks = Masks(*(None if x is None else x.clone() for x in mixed.masks))
+        grids, options = (tuple(grid), tuple(key_grid)), _options(layer)
         recording._calls.append(
-            RecordedAttention(
-                name,
-                mode,
-                grid,
-                key_grid,
-                columns.unflatten(1, heads),
-                keys.transpose(1, 2).unflatten(1, heads).to(columns.dtype),
-                bias,
-                values.transpose(1, 2).to(columns.dtype),
-                masks=Masks(*(None if x is None else x.clone() for x in mixed.masks)),
-                **_options(layer),
-            )
+            RecordedAttention(name, mode, *grids, queries, keys, bias, values, masks=masks, **options)
         )
 
     return observe

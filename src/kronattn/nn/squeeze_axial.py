@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kronattn.nn.context_layer import ContextLayer, add_residual, axis_tokens, check_axes, split_axes, spread_tokens
+from kronattn.nn.context_layer import ContextLayer, add_residual, axis_tokens, check_axes, split_axes
 from kronattn.ops.checks import check_heads
 from kronattn.ops.fx import leaf_function
-from kronattn.ops.torch_backend import attend_tokens
+from kronattn.ops.torch_backend import spread, spread_tokens
 
 __all__ = ["AxisPositions", "SqueezeAxial"]
 
@@ -142,6 +142,7 @@ def interpolate_positions(weight: Tensor, tokens: Tensor, like: Tensor) -> Tenso
 def attend_along_axes(queries: Tensor, keys: Tensor, values: Tensor, like: Tensor, num_heads: int) -> Tensor:
     """Attention of the (N, sum(grid), C) tokens of each axis to those of the same axis: (N, sum(grid), P)."""
     triples = zip(*(split_axes(tokens, like) for tokens in (queries, keys, values)), strict=True)
-    parts = [attend_tokens(q, k, v, num_heads=num_heads) for q, k, v in triples]
+    # Averages are a grid of one axis.
+    parts = [spread(q.transpose(1, 2), k, v, num_heads=num_heads).transpose(1, 2) for q, k, v in triples]
     # Tokens have the last axis first.
     return torch.cat(parts[::-1], dim=1)

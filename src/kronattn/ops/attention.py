@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kronattn.ops import reference, stages, torch_backend
-from kronattn.ops.checks import check_grid_tensor, check_triple
+from kronattn.ops.checks import check_grid_tensor, check_positive_int, check_triple
 from kronattn.ops.fx import leaf_function
 from kronattn.ops.plan import make_plan
 
@@ -76,10 +76,7 @@ def pool_grid(x: Tensor, factor: int) -> Tensor:
         tensor([[[1., 3., 4.]]])
     """
     check_grid_tensor(x, "x")
-    if isinstance(factor, bool) or not isinstance(factor, int):
-        raise TypeError(f"pool must be an int, not {type(factor).__name__}")
-    if factor < 1:
-        raise ValueError(f"pool must be at least 1, not {factor}")
+    check_positive_int("pool", factor)
     if x.dim() == 6:
         # Four axes: the maximum over a box is the maximum over three axes of the maxima along the fourth.
         batch, channels, _, *rest = x.shape

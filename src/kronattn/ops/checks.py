@@ -10,33 +10,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kronattn.ops.autocast import autocasted
+from kronattn.ops.autocast import autocast_is_on, autocasted
 from kronattn.ops.fx import leaf_function
 
 __all__ = [
-    "COMBINES",
     "MAX_AXES",
-    "MEANS",
-    "MODES",
-    "SOFTMAXES",
+    "check_choice",
+    "check_dtype",
     "check_grid_tensor",
     "check_heads",
     "check_mask",
-    "check_mean",
     "check_mode",
+    "check_options",
+    "check_positive_int",
     "check_product_grid",
     "check_residual",
     "check_scale",
-    "check_softmax_and_combine",
     "check_tokens",
     "check_triple",
 ]
 
 MAX_AXES = 4
-MODES = ("kv", "qkv")
-MEANS = ("each", "once")
-SOFTMAXES = ("joint", "per_axis")
-COMBINES = ("sum", "product")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -68,24 +62,31 @@ def check_tokens(tokens: Tensor, grid: Sequence[int], name: str = "tokens") -> N
         raise ValueError(f"{name} must be (N, C, {sum(grid)}) for the grid {tuple(grid)}, not {tuple(tokens.shape)}")
 
 
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """``value`` is one of those that the argument called ``name`` can have."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+
+
+def check_positive_int(name: str, value: int) -> None:
+    """``value`` is an integer from 1 up."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+
+
 def check_mode(mode: str) -> None:
     """``mode`` is the name of a Kronecker attention operator."""
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {_listed(MODES)}, not {mode!r}")
+    check_choice("mode", mode, ("kv", "qkv"))
 
 
-def check_mean(mean: str) -> None:
-    """``mean`` says how often KAO_QKV counts the mean: once, or once for each axis."""
-    if mean not in MEANS:
-        raise ValueError(f"mean must be one of {_listed(MEANS)}, not {mean!r}")
-
-
-def check_softmax_and_combine(softmax: str, combine: str, mode: str) -> None:
-    """How keys share a softmax, and how KAO_QKV puts its axes together."""
-    if softmax not in SOFTMAXES:
-        raise ValueError(f"softmax must be one of {_listed(SOFTMAXES)}, not {softmax!r}")
-    if combine not in COMBINES:
-        raise ValueError(f"combine must be one of {_listed(COMBINES)}, not {combine!r}")
+def check_options(mode: str, mean: str, softmax: str, combine: str) -> None:
+    """How often KAO_QKV counts the mean, how keys share a softmax, and how KAO_QKV puts its axes together."""
+    check_mode(mode)
+    check_choice("mean", mean, ("each", "once"))
+    check_choice("softmax", softmax, ("joint", "per_axis"))
+    check_choice("combine", combine, ("sum", "product"))
     if combine == "product" and mode == "kv":
         raise ValueError('combine="product" excludes mode="kv": every position asks for itself, nothing is multiplied')
 
@@ -111,10 +112,7 @@ def check_mask(mask: Tensor, x: Tensor, name: str, owner: str) -> None:
 
 def check_heads(num_heads: int, channels: int, name: str) -> None:
     """``num_heads`` is a positive integer that divides the channels of the tensor called ``name``."""
-    if isinstance(num_heads, bool) or not isinstance(num_heads, int):
-        raise TypeError(f"num_heads must be an int, not {type(num_heads).__name__}")
-    if num_heads < 1:
-        raise ValueError(f"num_heads must be at least 1, not {num_heads}")
+    check_positive_int("num_heads", num_heads)
     if channels % num_heads:
         raise ValueError(f"num_heads must divide {name}'s channels: {num_heads} does not divide {channels}")
 
@@ -201,9 +199,17 @@ def check_residual(residual: Tensor | None, query: Tensor, values: Tensor) -> Te
     return cast
 
 
+def check_dtype(x: Tensor, name: str, dtype: torch.dtype | None, owner: str) -> None:
+    """``x``, called ``name``, has the dtype of the weights of the layer called ``owner``, or autocast sees to it.
+
+    Weights that are no tensors (quantised modules) have no dtype to compare with.
+    """
+    if dtype is not None and x.dtype != dtype and not autocast_is_on(x):
+        weights = str(dtype).removeprefix("torch.")
+        raise TypeError(
+            f"{owner} has {weights} weights, but {name} is {_dtype_name(x)}: convert either, or use autocast"
+        )
+
+
 def _dtype_name(x: Tensor) -> str:
     return str(x.dtype).removeprefix("torch.")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(repr(name) for name in names)

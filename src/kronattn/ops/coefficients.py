@@ -63,13 +63,7 @@ def coefficient_moments(
     else:
         in_sample = query.shape[-1] * key.shape[-1]
         key_mean = key.mean(dim=-1, keepdim=True)
-        key_covariance = _covariance(key, key_mean)
-        means = (key_mean * query_mean).sum(dim=(-2, -1))  # (N, H)
-        within = (
-            _quadratic(query_covariance, key_mean)
-            + _quadratic(key_covariance, query_mean)
-            + (query_covariance * key_covariance).sum(dim=(-2, -1))
-        )
+        means, within = _of_samples(query_mean, query_covariance, key_mean, _covariance(key, key_mean))
     mean = means.mean(dim=0)
     squares = in_sample * (within + (means - mean).square()).sum(dim=0)
     return Moments(query.shape[0] * in_sample, mean, squares)
@@ -105,8 +99,7 @@ def masked_moments(query: Tensor, key: Tensor, query_mask: Tensor, key_mask: Ten
     (count, q, g), (key_count, k, f) = (_masked(x.to(wide), m) for x, m in ((query, query_mask), (key, key_mask)))
     in_sample = (count * key_count).flatten(1)  # (N, 1)
     members = in_sample.sum()
-    means = (k * q).sum(dim=(-2, -1))
-    within = _quadratic(g, k) + _quadratic(f, q) + (f * g).sum(dim=(-2, -1))
+    means, within = _of_samples(q, g, k, f)
     mean = (in_sample * means).sum(dim=0) / members.clamp_min(1)
     return Moments(members, mean, (in_sample * (within + (means - mean).square())).sum(dim=0))
 
@@ -131,5 +124,8 @@ def _covariance(x: Tensor, mean: Tensor) -> Tensor:
     return product.unflatten(0, x.shape[:2]).to(mean.dtype)
 
 
-def _quadratic(matrix: Tensor, vector: Tensor) -> Tensor:
-    return (vector * (matrix @ vector)).sum(dim=(-2, -1))
+def _of_samples(q: Tensor, g: Tensor, k: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each sample's coefficients, (N, H), by the formula above; q and k are the means."""
+    parts = k * (g @ k), q * (f @ q), f * g
+    within = parts[0].sum(dim=(-2, -1)) + parts[1].sum(dim=(-2, -1)) + parts[2].sum(dim=(-2, -1))
+    return (k * q).sum(dim=(-2, -1)), within

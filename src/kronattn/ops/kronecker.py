@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from kronattn.ops import reference, stages
-from kronattn.ops.checks import check_mean, check_mode, check_product_grid, check_softmax_and_combine, check_triple
+from kronattn.ops.checks import check_options, check_product_grid, check_triple
 from kronattn.ops.fx import leaf_function
 from kronattn.ops.masks import apply_masks, cleared
 from kronattn.ops.plan import make_plan
@@ -68,9 +68,7 @@ def kronecker_attention(
         >>> kronecker_attention(video, text, mode="qkv", num_heads=4, scale=0.7).shape
         torch.Size([2, 8, 4, 14, 14])
     """
-    check_mode(mode)
-    check_mean(mean)
-    check_softmax_and_combine(softmax, combine, mode)
+    check_options(mode, mean, softmax, combine)
     query, key, value = check_triple(query, key, value, num_heads, scale)
     if combine == "product":
         check_product_grid(query.shape[2:])
@@ -80,21 +78,18 @@ def kronecker_attention(
     key_is_query, value_is_key = key is query, value is key
     if plan.spread == "reference":
         options: dict[str, Any] = {"mode": mode, "num_heads": num_heads, "scale": scale, "mean": mean}
-        options |= {
-            "softmax": softmax,
-            "combine": combine,
-            "mask": mask,
-            "key_mask": mask if key_is_query else key_mask,
-        }
-        return reference.kronecker_attention(query, key, value, **options)
+        options |= {"softmax": softmax, "combine": combine, "mask": mask}
+        return reference.kronecker_attention(query, key, value, key_mask=mask if key_is_query else key_mask, **options)
     key_tokens, key = stages.pool(key, plan, key_shares)
     query = key if key_is_query else query
     values = key_tokens if value_is_key else stages.pool(value, plan, key_shares)[0]
     keys = stages.scaled(key_tokens, scale, num_heads)
     bias = stages.masked_bias(None, key_shares, num_heads)
+    queries = query
+    if mode == "qkv":
+        queries = (key_tokens if key_is_query else stages.pool(query, plan, shares)[0]).transpose(1, 2)
     axes = key.shape[2:] if per_axis else None
-    if mode == "kv":
-        return cleared(stages.spread(query, keys, values, plan, num_heads=num_heads, key_bias=bias, axes=axes), mask)
-    queries = key_tokens if key_is_query else stages.pool(query, plan, shares)[0]
-    tokens = stages.attend_tokens(queries, keys, values, plan, num_heads=num_heads, key_bias=bias, axes=axes)
-    return cleared(stages.combine_tokens(tokens, query, plan, mean=mean, combine=combine, shares=shares), mask)
+    y = stages.spread(queries, keys, values, plan, num_heads=num_heads, key_bias=bias, axes=axes)
+    if mode == "qkv":
+        y = stages.combine_tokens(y.transpose(1, 2), query, plan, mean=mean, combine=combine, shares=shares)
+    return cleared(y, mask)

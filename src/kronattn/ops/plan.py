@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kronattn.ops.checks import check_mode, check_triple
+from kronattn.ops.checks import check_choice, check_mode, check_triple
 from kronattn.ops.compat import assume_constant, under_transform
 from kronattn.ops.fx import is_captured, is_traced, leaf_function
 from kronattn.ops.triton.availability import broken_reason, has_room, interpreted
@@ -125,9 +125,7 @@ def make_plan(
         masks: any that are not None leave attention to PyTorch, which takes a bias for each sample's keys.
         channels: the most that queries, keys or values have once they are mapped; those of query and value by default.
     """
-    if backend not in ("auto", *BACKENDS):
-        known = ", ".join(repr(known) for known in ("auto", *BACKENDS))
-        raise ValueError(f"backend must be one of {known}, not {backend!r}")
+    check_choice("backend", backend, ("auto", *BACKENDS))
     if backend == "auto":
         widest = max(channels or 0, query.shape[1], value.shape[1])
         plan = _automatic(query, key, value, mode, num_heads, per_key, widest)

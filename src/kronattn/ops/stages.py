@@ -27,18 +27,18 @@ from kronattn.ops.plan import Plan
 from kronattn.ops.torch_backend import scaled
 
 __all__ = [
-    "attend_tokens",
     "coefficients",
     "combine_tokens",
     "count_mean_once",
     "masked_bias",
+    "moments",
     "moments_of_coefficients",
-    "moments_of_positions",
-    "moments_of_tokens",
     "normalise",
+    "normalised_softmax",
     "pool",
     "scaled",
     "scaled_for_product",
+    "softmax",
     "spread",
     "spread_coefficients",
     "spread_tokens",
@@ -91,7 +91,8 @@ def spread(
 ) -> Tensor:
     """The last stage of KAO_KV: every position attends to the keys; see :func:`kronattn.ops.torch_backend.spread`.
 
-    With ``axes``, the keys' grid, the keys of each axis have a softmax of their own.
+    KAO_QKV's attention is the same: its averages are a grid of one axis. With ``axes``, the keys' grid, the keys of
+    each axis have a softmax of their own.
     """
     if axes is not None:
         for part in _each_axis(axes, keys, values, key_bias):
@@ -100,7 +101,8 @@ def spread(
         return residual
     with without_autocast(query):
         if plan.spread == "matrix_products" and num_heads == 1 and key_bias is None:
-            return spread_coefficients(coefficients(query, keys, plan), values, query, plan, residual=residual)
+            weights = softmax(coefficients(query, keys, plan), keys.shape[1])
+            return spread_coefficients(weights, values, query, residual=residual)
         return _implementation(plan.spread).spread(
             query, keys, values, num_heads=num_heads, key_bias=key_bias, residual=residual
         )
@@ -124,18 +126,26 @@ def moments_of_coefficients(matrix: Tensor, count: int, plan: Plan) -> tuple[Mom
 
 
 @leaf_function
-def spread_coefficients(
-    matrix: Tensor, values: Tensor, like: Tensor, plan: Plan, *, residual: Tensor | None = None
-) -> Tensor:
-    """The last stage from materialised coefficients, with scale and norm multiplied in, and (N, S, P) values.
+def softmax(matrix: Tensor, count: int) -> Tensor:
+    """(N, m, count): the softmax of materialised coefficients of ``count`` keys."""
+    with without_autocast(matrix):
+        return matrix_products.softmax(matrix, count)
+
+
+@leaf_function
+def spread_coefficients(weights: Tensor, values: Tensor, like: Tensor, *, residual: Tensor | None = None) -> Tensor:
+    """The last stage from (N, m, S) materialised coefficients, after their softmax, and (N, S, P) values.
 
     Returns:
         (N, P, *grid) for ``like``'s (N, any, *grid), plus the residual.
     """
     with without_autocast(like):
-        weights = _between_products(matrix, plan).softmax(matrix, values.shape[1]).to(like.dtype)
-        y = torch.bmm(weights, values.to(like.dtype)).transpose(1, 2).unflatten(2, like.shape[2:])
-        return y if residual is None else y + residual
+        weights, values = weights.to(like.dtype), values.to(like.dtype)
+        if residual is None:
+            rows = torch.bmm(weights, values)
+        else:
+            rows = torch.baddbmm(residual.flatten(2).transpose(1, 2), weights, values)
+        return rows.transpose(1, 2).unflatten(2, like.shape[2:])
 
 
 def _between_products(x: Tensor, plan: Plan) -> ModuleType:
@@ -151,36 +161,6 @@ def _between_products(x: Tensor, plan: Plan) -> ModuleType:
 def spread_tokens(tokens: Tensor, like: Tensor, plan: Plan, *, residual: Tensor | None = None) -> Tensor:
     """The last stage of KAO_QKV: the tokens are added up; see :func:`kronattn.ops.torch_backend.spread_tokens`."""
     return _implementation(plan.pool).spread_tokens(tokens, like, residual=residual)
-
-
-@leaf_function
-def attend_tokens(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    plan: Plan,
-    *,
-    num_heads: int = 1,
-    key_bias: Tensor | None = None,
-    axes: Sequence[int] | None = None,
-) -> Tensor:
-    """KAO_QKV's attention of (N, M, C) tokens to (N, S, C) keys with (N, S, P) values: (N, M, P); ``axes`` as above."""
-    if axes is not None:
-        parts = [
-            attend_tokens(queries, *part[:2], plan, num_heads=num_heads, key_bias=part[2])
-            for part in _each_axis(axes, keys, values, key_bias)
-        ]
-        return torch.stack(parts).sum(dim=0)
-    with without_autocast(queries):
-        if plan.spread == "triton":
-            # To the kernel, tokens are a grid of one axis with channels side by side.
-            operators = _implementation("triton")
-            tokens = operators.spread(queries.transpose(1, 2), keys, values, num_heads=num_heads, key_bias=key_bias)
-            return tokens.transpose(1, 2)
-        if plan.spread == "matrix_products" and num_heads == 1 and key_bias is None:
-            columns = queries.transpose(1, 2)
-            return spread_coefficients(coefficients(columns, keys, plan), values, columns, plan).transpose(1, 2)
-        return torch_backend.attend_tokens(queries, keys, values, num_heads=num_heads, key_bias=key_bias)
 
 
 def _each_axis(
@@ -215,6 +195,8 @@ def combine_tokens(
 ) -> Tensor:
     """The last stage of KAO_QKV: every position receives the sum, or the product, of its axes' tokens."""
     if combine == "sum":
+        if mean == "once" and plan.pool == "triton" and like.dim() == 4 and shares is None:
+            return _implementation("triton").spread_tokens(tokens, like, residual=residual, mean_once=True)
         tokens = count_mean_once(tokens, like, plan, shares) if mean == "once" else tokens
         return spread_tokens(tokens, like, plan, residual=residual)
     y = torch_backend.multiply_tokens(scaled_for_product(tokens, like, shares), like)
@@ -254,63 +236,40 @@ def count_mean_once(tokens: Tensor, like: Tensor, plan: Plan, shares: Tensor | N
 
 
 @leaf_function
-def moments_of_positions(
+def moments(
     query: Tensor,
     keys: Tensor,
     plan: Plan,
     *,
     num_heads: int = 1,
     per_key: bool = False,
+    like: Tensor | None = None,
     query_tokens: Tensor | None = None,
     masks: Masks = NO_MASKS,
 ) -> tuple[Moments, Tensor, Tensor]:
-    """Batch statistics of KAO_KV's coefficients, for each head (or key of each head); query and keys to go on with.
+    """Batch statistics of the coefficients, for each head (or key of each head); query and keys to go on with.
 
     Args:
-        query: (N, C, *grid).
+        query: (N, C, *grid), or (N, C, M) averages.
         keys: (N, S, C), the scale multiplied in.
+        like: (N, any, *grid), where the queries are averages of that grid.
         query_tokens: (N, sum(grid), C), the query's averages where they are at hand: saves a pass.
-        masks: which positions and keys count.
+        masks: which positions, averages and keys count.
     """
     with without_autocast(query):
-        if masks.mask is not None and masks.key_shares is not None:
-            there = masks.mask.flatten(1), masks.key_shares > 0
+        if masks.mask is not None and masks.shares is not None and masks.key_shares is not None:
+            there = masks.mask.flatten(1) if like is None else masks.shares > 0, masks.key_shares > 0
             return torch_backend.moments(query, keys, num_heads=num_heads, there=there), query, keys
-        if per_key or plan.spread != "triton":
-            # The mean over all positions is that of the last axis's averages, which stand first.
-            mean = None if query_tokens is None else query_tokens[:, : query.shape[-1]].mean(dim=1)
-            found = torch_backend.moments(query, keys, num_heads=num_heads, per_key=per_key, query_mean=mean)
-            return found, query, keys
-        return _implementation(plan.spread).moments(query, keys, num_heads=num_heads)
-
-
-@leaf_function
-def moments_of_tokens(
-    queries: Tensor,
-    keys: Tensor,
-    like: Tensor,
-    plan: Plan,
-    *,
-    num_heads: int = 1,
-    per_key: bool = False,
-    masks: Masks = NO_MASKS,
-) -> tuple[Moments, Tensor, Tensor]:
-    """Batch statistics of KAO_QKV's coefficients, of (N, M, C) and (N, S, C) tokens of ``like``'s grid; and both to go
-    on with."""
-    with without_autocast(queries):
-        if masks.shares is not None and masks.key_shares is not None:
-            there = masks.shares > 0, masks.key_shares > 0
-            return torch_backend.moments(queries.transpose(1, 2), keys, num_heads=num_heads, there=there), queries, keys
         if plan.spread == "triton" and not per_key:
-            # To the kernel, tokens are a grid of one axis with channels side by side.
-            found, columns, keys = _implementation("triton").moments(queries.transpose(1, 2), keys, num_heads=num_heads)
-            return found, columns.transpose(1, 2), keys
-        # One axis has as many tokens as positions. Sizes that are yet to be seen must not be asked about.
-        few = like.dim() > 3 and (is_captured() or _are_few(queries, keys))
+            return _implementation("triton").moments(query, keys, num_heads=num_heads)
+        # One axis has as many averages as positions. Sizes that are yet to be seen must not be asked about.
+        few = like is not None and like.dim() > 3 and (is_captured() or _are_few(query, keys))
         if few and not per_key:
-            return token_moments(queries, keys, num_heads=num_heads), queries, keys
-        found = torch_backend.moments(queries.transpose(1, 2), keys, num_heads=num_heads, per_key=per_key)
-        return found, queries, keys
+            return token_moments(query.transpose(1, 2), keys, num_heads=num_heads), query, keys
+        # The mean over all positions is that of the last axis's averages, which stand first.
+        mean = None if query_tokens is None else query_tokens[:, : query.shape[-1]].mean(dim=1)
+        found = torch_backend.moments(query, keys, num_heads=num_heads, per_key=per_key, query_mean=mean)
+        return found, query, keys
 
 
 def normalise(
@@ -320,5 +279,12 @@ def normalise(
     return cast(Tensor, _implementation("triton").normalise(keys, weight, moments, running, **constants))
 
 
-def _are_few(queries: Tensor, keys: Tensor) -> bool:
-    return len(queries) > 0 and queries.shape[1] * keys.shape[1] <= _FEW_COEFFICIENTS
+def normalised_softmax(matrix: Tensor, count: int, *norm: Any, **constants: Any) -> Tensor:
+    """The same for materialised coefficients of ``count`` keys, and their softmax in the same launch."""
+    from kronattn.ops.triton import wide  # needs Triton
+
+    return wide.normalised_softmax(matrix, count, *norm, **constants)
+
+
+def _are_few(query: Tensor, keys: Tensor) -> bool:
+    return len(query) > 0 and query.shape[2] * keys.shape[1] <= _FEW_COEFFICIENTS

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from kronattn.ops import grid
 from kronattn.ops.attend import at_least_float32, attend
+from kronattn.ops.autocast import without_autocast
 from kronattn.ops.coefficients import Moments, coefficient_moments, masked_moments
 from kronattn.ops.fx import leaf_function
 
-__all__ = ["attend_tokens", "attention", "moments", "multiply_tokens", "pool", "spread", "spread_tokens"]
+__all__ = ["attention", "moments", "multiply_tokens", "pool", "spread", "spread_tokens"]
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *, num_heads: int, scale: float | Tensor) -> Tensor:
@@ -44,6 +45,7 @@ def pool(x: Tensor) -> tuple[Tensor, Tensor]:
     return grid.wide_averages(x).transpose(1, 2), x
 
 
+@leaf_function
 def spread(
     query: Tensor,
     keys: Tensor,
@@ -73,14 +75,7 @@ def spread(
     return y if residual is None else y + residual
 
 
-def attend_tokens(
-    queries: Tensor, keys: Tensor, values: Tensor, *, num_heads: int = 1, key_bias: Tensor | None = None
-) -> Tensor:
-    """Attention of (N, M, C) queries to (N, S, C) keys with (N, S, P) values: (N, M, P) in the queries' dtype."""
-    columns = [x.transpose(1, 2) for x in (queries, keys, values)]
-    return _attend(columns[0], columns[1], columns[2], num_heads, key_bias).transpose(1, 2)
-
-
+@leaf_function
 def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = None) -> Tensor:
     """The last stage of KAO_QKV: every position receives the sum of its axes' tokens.
 
@@ -107,6 +102,7 @@ def _laid_out(tokens: Tensor, like: Tensor) -> Tensor:
     return tokens.contiguous().transpose(1, 2) if like.stride(1) == 1 else tokens.transpose(1, 2).contiguous()
 
 
+@leaf_function
 def moments(
     query: Tensor,
     keys: Tensor,
@@ -124,9 +120,10 @@ def moments(
     heads = (num_heads, -1)
     mean = None if query_mean is None else query_mean.unflatten(1, heads).unsqueeze(3)
     columns, key_columns = query.flatten(2).unflatten(1, heads), keys.transpose(1, 2).unflatten(1, heads)
-    if there is not None:
-        return masked_moments(columns, key_columns, *there)
-    return coefficient_moments(columns, key_columns, per_key=per_key, query_mean=mean)
+    with without_autocast(query):
+        if there is not None:
+            return masked_moments(columns, key_columns, *there)
+        return coefficient_moments(columns, key_columns, per_key=per_key, query_mean=mean)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, num_heads: int, key_bias: Tensor | None) -> Tensor:

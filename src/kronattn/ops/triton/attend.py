@@ -12,8 +12,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.blocks import LOG2E, TRITON_DTYPES, grid_offsets, launch, load_tokens, matmul, token_offsets
-from kronattn.ops.triton.layout import alignment, empty_like_grid, flat, flat_strides
+from kronattn.ops.triton.blocks import (
+    LOG2E,
+    TRITON_DTYPES,
+    grid_offsets,
+    head_of_grid,
+    head_of_tokens,
+    launch,
+    load_positions,
+    load_tokens,
+    matmul,
+    place_of_program,
+    token_offsets,
+)  # fmt: skip
+from kronattn.ops.triton.layout import alignment, empty_like_grid, flat
 from kronattn.ops.triton.tuning import AttendBlocks, attend_blocks, dot_precision
 
 __all__ = ["attend_forward", "coefficients", "load_bias", "load_block", "logits"]
@@ -60,57 +72,22 @@ def load_block(
 
 @triton.jit
 def attend_forward_kernel(
-    query,
-    keys,
-    values,
-    bias,
-    residual,
-    y,
-    q_n,
-    q_c,
-    q_p,
-    residual_n,
-    residual_c,
-    residual_p,
-    y_n,
-    y_c,
-    y_p,
-    positions,
-    key_count,
-    splits,
-    per_split,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BM: tl.constexpr,
-    BS: tl.constexpr,
-    BD: tl.constexpr,
-    BDV: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
-    EVEN: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    Q_LAST: tl.constexpr,
-    RESIDUAL_LAST: tl.constexpr,
-    Y_LAST: tl.constexpr,
-    ALIGN: tl.constexpr,
-    PRECISION: tl.constexpr,
-    DT: tl.constexpr,
-):
-    nh = tl.program_id(0) // splits
-    n = (nh // H).to(tl.int64)
-    head = nh % H
-    first = (tl.program_id(0) % splits) * per_split
-    last = tl.minimum(first + per_split, positions)
-
+    query, keys, values, bias, residual, y, q_n, q_c, q_p, residual_n, residual_c, residual_p, y_n, y_c, y_p,
+    positions, key_count, splits, per_split,
+    H: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    BDV: tl.constexpr, ONE_BLOCK: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, Q_LAST: tl.constexpr, RESIDUAL_LAST: tl.constexpr, Y_LAST: tl.constexpr,
+    ALIGN: tl.constexpr, PRECISION: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    n, head, first, last = place_of_program(splits, per_split, positions, H)
     b_d = tl.arange(0, BD)
     b_e = tl.arange(0, BDV)
     b_s = tl.arange(0, BS)
-    query += n * q_n * ALIGN + (head * D if Q_LAST else head * D * q_c * ALIGN)
-    residual += n * residual_n * ALIGN + (head * DV if RESIDUAL_LAST else head * DV * residual_c * ALIGN)
-    y += n * y_n * ALIGN + (head * DV if Y_LAST else head * DV * y_c * ALIGN)
-    keys += n * key_count * (H * D) + head * D
-    values += n * key_count * (H * DV) + head * DV
+    query = head_of_grid(query, n, head, q_n, q_c, D, Q_LAST, ALIGN)
+    residual = head_of_grid(residual, n, head, residual_n, residual_c, DV, RESIDUAL_LAST, ALIGN)
+    y = head_of_grid(y, n, head, y_n, y_c, DV, Y_LAST, ALIGN)
+    keys = head_of_tokens(keys, n, head, key_count, H, D)
+    values = head_of_tokens(values, n, head, key_count, H, DV)
     bias += head * key_count
     if ONE_BLOCK:
         b_k = load_tokens(keys, b_s, b_d, key_count, H * D, D, DT)
@@ -118,9 +95,7 @@ def attend_forward_kernel(
         b_bias = load_bias(bias, b_s, key_count, HAS_BIAS)
     for start in range(first, last, BM):
         b_m = start + tl.arange(0, BM)
-        b_inside = (b_m < last)[:, None]
-        p_q = query + grid_offsets(b_m, b_d, q_p, q_c, Q_LAST, ALIGN)
-        b_q = tl.load(p_q, mask=b_inside & (b_d < D)[None, :], other=0.0).to(DT)
+        b_q = load_positions(query, b_m, last, b_d, q_p, q_c, D, Q_LAST, ALIGN, DT)
         if ONE_BLOCK:
             b_a, b_factor = coefficients(b_q, b_k, b_bias, PRECISION)
             b_y = matmul(b_a.to(DT), b_v, PRECISION) * b_factor[:, None]
@@ -141,7 +116,7 @@ def attend_forward_kernel(
                 b_y = b_y * b_shrink[:, None] + matmul(b_a.to(DT), b_v, PRECISION)
                 b_max = b_new
             b_y *= (1.0 / b_sum)[:, None]
-        b_mask = b_inside & (b_e < DV)[None, :]
+        b_mask = (b_m < last)[:, None] & (b_e < DV)[None, :]
         if HAS_RESIDUAL:
             p_residual = residual + grid_offsets(b_m, b_e, residual_p, residual_c, RESIDUAL_LAST, ALIGN)
             b_y += tl.load(p_residual, mask=b_mask, other=0.0).to(tl.float32)
@@ -177,8 +152,7 @@ def attend_forward(
     head, value_head = channels // num_heads, value_channels // num_heads
     positions = query.numel() // (batch * channels)
     y = empty_like_grid(query, value_channels, q_strides.channels_last)
-    y_strides = flat_strides(y)
-    assert y_strides is not None
+    _, y_strides = flat(y)
     has_residual = residual is not None
     residual, residual_strides = (y, y_strides) if residual is None else flat(residual)
     align = alignment(q_strides, residual_strides, y_strides)

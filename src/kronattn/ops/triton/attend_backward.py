@@ -16,47 +16,40 @@ from kronattn.ops.triton.attend import coefficients, load_bias, load_block, logi
 from kronattn.ops.triton.blocks import (
     TRITON_DTYPES,
     grid_offsets,
+    head_of_grid,
+    head_of_tokens,
     launch,
+    load_positions,
     load_tokens,
     matmul,
     parts_like,
+    place_of_program,
     sum_parts,
     token_offsets,
-)
-from kronattn.ops.triton.layout import alignment, empty_like_grid, flat, flat_strides
+)  # fmt: skip
+from kronattn.ops.triton.layout import alignment, empty_like_grid, flat
 from kronattn.ops.triton.tuning import AttendBlocks, attend_backward_blocks, ceil_div, dot_precision
 
 __all__ = ["attend_backward"]
 
 
 @triton.jit
-def load_positions(
-    query, d_y, b_m, last, b_d, b_e, q_p, q_c, dy_p, dy_c, D: tl.constexpr, DV: tl.constexpr,
-    Q_LAST: tl.constexpr, DY_LAST: tl.constexpr, ALIGN: tl.constexpr, DT: tl.constexpr,
-):  # fmt: skip
-    """Queries (BM, BD) and gradients of what they received (BM, BDV); zero past the end."""
-    b_inside = (b_m < last)[:, None]
-    p_q = query + grid_offsets(b_m, b_d, q_p, q_c, Q_LAST, ALIGN)
-    b_q = tl.load(p_q, mask=b_inside & (b_d < D)[None, :], other=0.0).to(DT)
-    p_dy = d_y + grid_offsets(b_m, b_e, dy_p, dy_c, DY_LAST, ALIGN)
-    return b_q, tl.load(p_dy, mask=b_inside & (b_e < DV)[None, :], other=0.0).to(DT)
-
-
-@triton.jit
 def store_parts(
-    d_tokens, d_bias, b_dk, b_dv, b_db, split, batch, n, head, key_count, b_s, b_d, b_e,
+    d_tokens, d_bias, b_dk, b_dv, b_db, splits, n, head, key_count, b_s, b_d, b_e,
     H: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """Write one program's part of the keys', values' and biases' gradients.
 
     A split's part of ``d_tokens`` is (N, S, keys' channels), then (N, S, values' channels).
     """
+    split = tl.program_id(0) % splits
+    batch = (tl.num_programs(0) // splits // H).to(tl.int64)
     b_exists = (b_s < key_count)[:, None]
     d_keys = d_tokens + split * batch * key_count * (H * (D + DV))
     d_values = d_keys + batch * key_count * (H * D)
-    p_dk = d_keys + n * key_count * (H * D) + head * D + token_offsets(b_s, b_d, H * D)
+    p_dk = head_of_tokens(d_keys, n, head, key_count, H, D) + token_offsets(b_s, b_d, H * D)
     tl.store(p_dk, b_dk.to(d_tokens.dtype.element_ty), mask=b_exists & (b_d < D)[None, :])
-    p_dv = d_values + n * key_count * (H * DV) + head * DV + token_offsets(b_s, b_e, H * DV)
+    p_dv = head_of_tokens(d_values, n, head, key_count, H, DV) + token_offsets(b_s, b_e, H * DV)
     tl.store(p_dv, b_dv.to(d_tokens.dtype.element_ty), mask=b_exists & (b_e < DV)[None, :])
     if HAS_BIAS:
         tl.store(d_bias + ((split * batch + n) * H + head) * key_count + b_s, b_db, mask=b_s < key_count)
@@ -64,59 +57,22 @@ def store_parts(
 
 @triton.jit
 def attend_backward_kernel(
-    query,
-    keys,
-    values,
-    bias,
-    d_y,
-    d_query,
-    d_tokens,
-    d_bias,
-    q_n,
-    q_c,
-    q_p,
-    dy_n,
-    dy_c,
-    dy_p,
-    dq_n,
-    dq_c,
-    dq_p,
-    positions,
-    key_count,
-    splits,
-    per_split,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BM: tl.constexpr,
-    BS: tl.constexpr,
-    BD: tl.constexpr,
-    BDV: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    ADD_DY: tl.constexpr,
-    Q_LAST: tl.constexpr,
-    DY_LAST: tl.constexpr,
-    DQ_LAST: tl.constexpr,
-    ALIGN: tl.constexpr,
-    PRECISION: tl.constexpr,
-    DT: tl.constexpr,
-):
+    query, keys, values, bias, d_y, d_query, d_tokens, d_bias, q_n, q_c, q_p, dy_n, dy_c, dy_p, dq_n, dq_c, dq_p,
+    positions, key_count, splits, per_split,
+    H: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    BDV: tl.constexpr, HAS_BIAS: tl.constexpr, ADD_DY: tl.constexpr, Q_LAST: tl.constexpr, DY_LAST: tl.constexpr,
+    DQ_LAST: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
     """All gradients at once, for keys that fit in one block."""
-    split = tl.program_id(0) % splits
-    nh = tl.program_id(0) // splits
-    n = (nh // H).to(tl.int64)
-    head = nh % H
-    batch = (tl.num_programs(0) // splits // H).to(tl.int64)
-    first = split * per_split
-    last = tl.minimum(first + per_split, positions)
+    n, head, first, last = place_of_program(splits, per_split, positions, H)
     b_d = tl.arange(0, BD)
     b_e = tl.arange(0, BDV)
     b_s = tl.arange(0, BS)
-    query += n * q_n * ALIGN + (head * D if Q_LAST else head * D * q_c * ALIGN)
-    d_query += n * dq_n * ALIGN + (head * D if DQ_LAST else head * D * dq_c * ALIGN)
-    d_y += n * dy_n * ALIGN + (head * DV if DY_LAST else head * DV * dy_c * ALIGN)
-    b_k = load_tokens(keys + n * key_count * (H * D) + head * D, b_s, b_d, key_count, H * D, D, DT)
-    b_v = load_tokens(values + n * key_count * (H * DV) + head * DV, b_s, b_e, key_count, H * DV, DV, DT)
+    query = head_of_grid(query, n, head, q_n, q_c, D, Q_LAST, ALIGN)
+    d_query = head_of_grid(d_query, n, head, dq_n, dq_c, D, DQ_LAST, ALIGN)
+    d_y = head_of_grid(d_y, n, head, dy_n, dy_c, DV, DY_LAST, ALIGN)
+    b_k = load_tokens(head_of_tokens(keys, n, head, key_count, H, D), b_s, b_d, key_count, H * D, D, DT)
+    b_v = load_tokens(head_of_tokens(values, n, head, key_count, H, DV), b_s, b_e, key_count, H * DV, DV, DT)
     b_bias = load_bias(bias + head * key_count, b_s, key_count, HAS_BIAS)
 
     b_dk = tl.zeros([BS, BD], tl.float32)
@@ -124,9 +80,8 @@ def attend_backward_kernel(
     b_db = tl.zeros([BS], tl.float32)
     for start in range(first, last, BM):
         b_m = start + tl.arange(0, BM)
-        b_q, b_dy = load_positions(
-            query, d_y, b_m, last, b_d, b_e, q_p, q_c, dy_p, dy_c, D, DV, Q_LAST, DY_LAST, ALIGN, DT
-        )
+        b_q = load_positions(query, b_m, last, b_d, q_p, q_c, D, Q_LAST, ALIGN, DT)
+        b_dy = load_positions(d_y, b_m, last, b_e, dy_p, dy_c, DV, DY_LAST, ALIGN, DT)
         b_a, b_factor = coefficients(b_q, b_k, b_bias, PRECISION)
         b_a *= b_factor[:, None]
         b_da = matmul(b_dy, tl.trans(b_v), PRECISION)
@@ -143,71 +98,34 @@ def attend_backward_kernel(
         tl.store(p_dq, b_dq.to(d_query.dtype.element_ty), mask=b_mask)
         b_dk += matmul(tl.trans(b_ds), b_q, PRECISION)
         b_dv += matmul(tl.trans(b_a.to(DT)), b_dy, PRECISION)
-    store_parts(
-        d_tokens, d_bias, b_dk, b_dv, b_db, split, batch, n, head, key_count, b_s, b_d, b_e,
-        H, D, DV, HAS_BIAS,
-    )  # fmt: skip
+    store_parts(d_tokens, d_bias, b_dk, b_dv, b_db, splits, n, head, key_count, b_s, b_d, b_e, H, D, DV, HAS_BIAS)
 
 
 @triton.jit
 def attend_backward_query_kernel(
-    query,
-    keys,
-    values,
-    bias,
-    d_y,
-    d_query,
-    norms,
-    deltas,
-    q_n,
-    q_c,
-    q_p,
-    dy_n,
-    dy_c,
-    dy_p,
-    dq_n,
-    dq_c,
-    dq_p,
-    positions,
-    key_count,
-    tiles,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BM: tl.constexpr,
-    BS: tl.constexpr,
-    BD: tl.constexpr,
-    BDV: tl.constexpr,
-    EVEN: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    ADD_DY: tl.constexpr,
-    Q_LAST: tl.constexpr,
-    DY_LAST: tl.constexpr,
-    DQ_LAST: tl.constexpr,
-    ALIGN: tl.constexpr,
-    PRECISION: tl.constexpr,
-    DT: tl.constexpr,
-):
+    query, keys, values, bias, d_y, d_query, norms, deltas, q_n, q_c, q_p, dy_n, dy_c, dy_p, dq_n, dq_c, dq_p,
+    positions, key_count, tiles,
+    H: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    BDV: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, ADD_DY: tl.constexpr, Q_LAST: tl.constexpr,
+    DY_LAST: tl.constexpr, DQ_LAST: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
     """The queries' gradient for a long list of keys, and what the keys' gradient needs to know of each query.
 
     ``norms`` receives log2 of each softmax's denominator, ``deltas`` the mean of its coefficients' gradients.
     """
-    nh = tl.program_id(0) // tiles
-    n = (nh // H).to(tl.int64)
-    head = nh % H
-    b_m = (tl.program_id(0) % tiles) * BM + tl.arange(0, BM)
+    n, head, first, _ = place_of_program(tiles, BM, positions, H)
+    b_m = first + tl.arange(0, BM)
     b_d = tl.arange(0, BD)
     b_e = tl.arange(0, BDV)
     b_s = tl.arange(0, BS)
-    query += n * q_n * ALIGN + (head * D if Q_LAST else head * D * q_c * ALIGN)
-    d_query += n * dq_n * ALIGN + (head * D if DQ_LAST else head * D * dq_c * ALIGN)
-    d_y += n * dy_n * ALIGN + (head * DV if DY_LAST else head * DV * dy_c * ALIGN)
-    keys += n * key_count * (H * D) + head * D
-    values += n * key_count * (H * DV) + head * DV
+    query = head_of_grid(query, n, head, q_n, q_c, D, Q_LAST, ALIGN)
+    d_query = head_of_grid(d_query, n, head, dq_n, dq_c, D, DQ_LAST, ALIGN)
+    d_y = head_of_grid(d_y, n, head, dy_n, dy_c, DV, DY_LAST, ALIGN)
+    keys = head_of_tokens(keys, n, head, key_count, H, D)
+    values = head_of_tokens(values, n, head, key_count, H, DV)
     bias += head * key_count
-    b_q, b_dy = load_positions(
-        query, d_y, b_m, positions, b_d, b_e, q_p, q_c, dy_p, dy_c, D, DV, Q_LAST, DY_LAST, ALIGN, DT
-    )
+    b_q = load_positions(query, b_m, positions, b_d, q_p, q_c, D, Q_LAST, ALIGN, DT)
+    b_dy = load_positions(d_y, b_m, positions, b_e, dy_p, dy_c, DV, DY_LAST, ALIGN, DT)
 
     b_max = tl.full([BM], float("-inf"), tl.float32)
     b_sum = tl.zeros([BM], tl.float32)
@@ -225,7 +143,7 @@ def attend_backward_query_kernel(
         b_max = b_new
     b_norm = b_max + tl.log2(b_sum)
     b_delta = b_delta / b_sum
-    b_rows = nh.to(tl.int64) * positions + b_m
+    b_rows = (n * H + head) * positions + b_m
     tl.store(norms + b_rows, b_norm, mask=b_m < positions)
     tl.store(deltas + b_rows, b_delta, mask=b_m < positions)
 
@@ -248,54 +166,21 @@ def attend_backward_query_kernel(
 
 @triton.jit
 def attend_backward_keys_kernel(
-    query,
-    keys,
-    values,
-    bias,
-    d_y,
-    norms,
-    deltas,
-    d_tokens,
-    d_bias,
-    q_n,
-    q_c,
-    q_p,
-    dy_n,
-    dy_c,
-    dy_p,
-    positions,
-    key_count,
-    splits,
-    per_split,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BM: tl.constexpr,
-    BS: tl.constexpr,
-    BD: tl.constexpr,
-    BDV: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    Q_LAST: tl.constexpr,
-    DY_LAST: tl.constexpr,
-    ALIGN: tl.constexpr,
-    PRECISION: tl.constexpr,
-    DT: tl.constexpr,
-):
+    query, keys, values, bias, d_y, norms, deltas, d_tokens, d_bias, q_n, q_c, q_p, dy_n, dy_c, dy_p, positions,
+    key_count, splits, per_split,
+    H: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    BDV: tl.constexpr, HAS_BIAS: tl.constexpr, Q_LAST: tl.constexpr, DY_LAST: tl.constexpr, ALIGN: tl.constexpr,
+    PRECISION: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
     """The gradient of one block of a long list of keys, over a range of queries."""
-    split = tl.program_id(0) % splits
-    nh = tl.program_id(0) // splits
-    n = (nh // H).to(tl.int64)
-    head = nh % H
-    batch = (tl.num_programs(0) // splits // H).to(tl.int64)
-    first = split * per_split
-    last = tl.minimum(first + per_split, positions)
+    n, head, first, last = place_of_program(splits, per_split, positions, H)
     b_s = tl.program_id(1) * BS + tl.arange(0, BS)
     b_d = tl.arange(0, BD)
     b_e = tl.arange(0, BDV)
-    query += n * q_n * ALIGN + (head * D if Q_LAST else head * D * q_c * ALIGN)
-    d_y += n * dy_n * ALIGN + (head * DV if DY_LAST else head * DV * dy_c * ALIGN)
-    b_k = load_tokens(keys + n * key_count * (H * D) + head * D, b_s, b_d, key_count, H * D, D, DT)
-    b_v = load_tokens(values + n * key_count * (H * DV) + head * DV, b_s, b_e, key_count, H * DV, DV, DT)
+    query = head_of_grid(query, n, head, q_n, q_c, D, Q_LAST, ALIGN)
+    d_y = head_of_grid(d_y, n, head, dy_n, dy_c, DV, DY_LAST, ALIGN)
+    b_k = load_tokens(head_of_tokens(keys, n, head, key_count, H, D), b_s, b_d, key_count, H * D, D, DT)
+    b_v = load_tokens(head_of_tokens(values, n, head, key_count, H, DV), b_s, b_e, key_count, H * DV, DV, DT)
     b_bias = load_bias(bias + head * key_count, b_s, key_count, HAS_BIAS)
 
     b_dk = tl.zeros([BS, BD], tl.float32)
@@ -303,10 +188,9 @@ def attend_backward_keys_kernel(
     b_db = tl.zeros([BS], tl.float32)
     for start in range(first, last, BM):
         b_m = start + tl.arange(0, BM)
-        b_q, b_dy = load_positions(
-            query, d_y, b_m, last, b_d, b_e, q_p, q_c, dy_p, dy_c, D, DV, Q_LAST, DY_LAST, ALIGN, DT
-        )
-        b_rows = nh.to(tl.int64) * positions + b_m
+        b_q = load_positions(query, b_m, last, b_d, q_p, q_c, D, Q_LAST, ALIGN, DT)
+        b_dy = load_positions(d_y, b_m, last, b_e, dy_p, dy_c, DV, DY_LAST, ALIGN, DT)
+        b_rows = (n * H + head) * positions + b_m
         b_norm = tl.load(norms + b_rows, mask=b_m < last, other=0.0)
         b_delta = tl.load(deltas + b_rows, mask=b_m < last, other=0.0)
         b_logits = logits(b_q, b_k, b_bias, PRECISION)
@@ -317,10 +201,7 @@ def attend_backward_keys_kernel(
             b_db += tl.sum(b_ds, axis=0)
         b_dk += matmul(tl.trans(b_ds.to(DT)), b_q, PRECISION)
         b_dv += matmul(tl.trans(b_a.to(DT)), b_dy, PRECISION)
-    store_parts(
-        d_tokens, d_bias, b_dk, b_dv, b_db, split, batch, n, head, key_count, b_s, b_d, b_e,
-        H, D, DV, HAS_BIAS,
-    )  # fmt: skip
+    store_parts(d_tokens, d_bias, b_dk, b_dv, b_db, splits, n, head, key_count, b_s, b_d, b_e, H, D, DV, HAS_BIAS)
 
 
 def attend_backward(
@@ -350,8 +231,7 @@ def attend_backward(
     head, value_head = channels // num_heads, value_channels // num_heads
     positions = query.numel() // (batch * channels)
     d_query = empty_like_grid(query, channels, q_strides.channels_last)
-    dq_strides = flat_strides(d_query)
-    assert dq_strides is not None
+    _, dq_strides = flat(d_query)
     align = alignment(q_strides, dy_strides, dq_strides)
     blocks = blocks or attend_backward_blocks(
         batch * num_heads, head, value_head, positions, key_count, query.element_size()

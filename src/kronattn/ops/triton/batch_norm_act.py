@@ -82,21 +82,9 @@ def moments_kernel(
 
 @triton.jit
 def finish_moments_kernel(
-    parts,
-    mean,
-    inverse,
-    running_mean,
-    running_var,
-    batches,
-    programs,
-    rows,
-    per_program,
-    momentum,
-    eps,
-    C,
-    BP: tl.constexpr,
-    BC: tl.constexpr,
-):
+    parts, mean, inverse, running_mean, running_var, batches, programs, rows, per_program, momentum, eps, C,
+    BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     b_c = tl.program_id(0) * BC + tl.arange(0, BC)
     b_mean = tl.zeros([BP, BC], tl.float32)
     for start in range(0, programs, BP):
@@ -127,31 +115,10 @@ def finish_moments_kernel(
 
 @triton.jit
 def apply_kernel(
-    x,
-    concat,
-    y,
-    mean,
-    deviation,
-    weight,
-    bias,
-    rows,
-    stride,
-    concat_stride,
-    y_stride,
-    per_program,
-    lowest,
-    highest,
-    eps,
-    c_over,
-    cb_over,
-    blocks,
-    concat_blocks,
-    BR: tl.constexpr,
-    BC: tl.constexpr,
-    IS_VARIANCE: tl.constexpr,
-    CLAMP: tl.constexpr,
-    ALIGN: tl.constexpr,
-):
+    x, concat, y, mean, deviation, weight, bias, rows, stride, concat_stride, y_stride, per_program, lowest, highest,
+    eps, c_over, cb_over, blocks, concat_blocks,
+    BR: tl.constexpr, BC: tl.constexpr, IS_VARIANCE: tl.constexpr, CLAMP: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
     """y = clamp(norm(x)), and where there are concat_blocks the channels of ``concat`` after it."""
     C = c_over * ALIGN
     CB = cb_over * ALIGN

@@ -23,10 +23,14 @@ __all__ = [
     "LOG2E",
     "TRITON_DTYPES",
     "grid_offsets",
+    "head_of_grid",
+    "head_of_tokens",
     "launch",
+    "load_positions",
     "load_tokens",
     "matmul",
     "parts_like",
+    "place_of_program",
     "probe",
     "sum_parts",
     "token_offsets",
@@ -103,6 +107,35 @@ def grid_offsets(positions, channels, stride_p, stride_c, LAST: tl.constexpr, AL
 def token_offsets(tokens, channels, C: tl.constexpr):
     """Offsets of a (tokens, channels) tile within a sample's tokens."""
     return tokens[:, None] * C + channels[None, :]
+
+
+@triton.jit
+def place_of_program(splits, per_split, positions, H: tl.constexpr):
+    """Sample, head, and first and last position of a program's range, where each head's positions are cut in splits."""
+    nh = tl.program_id(0) // splits
+    first = (tl.program_id(0) % splits) * per_split
+    return (nh // H).to(tl.int64), nh % H, first, tl.minimum(first + per_split, positions)
+
+
+@triton.jit
+def head_of_grid(x, n, head, stride_n, stride_c, D: tl.constexpr, LAST: tl.constexpr, ALIGN: tl.constexpr):
+    """Where a head's channels of one sample begin; strides as in :func:`grid_offsets`."""
+    return x + n * stride_n * ALIGN + (head * D if LAST else head * D * stride_c * ALIGN)
+
+
+@triton.jit
+def head_of_tokens(tokens, n, head, count, H: tl.constexpr, D: tl.constexpr):
+    """The same of (N, count, H · D) tokens."""
+    return tokens + n * count * (H * D) + head * D
+
+
+@triton.jit
+def load_positions(
+    x, b_m, last, b_d, stride_p, stride_c, D: tl.constexpr, LAST: tl.constexpr, ALIGN: tl.constexpr, DT: tl.constexpr
+):  # fmt: skip
+    """(positions, channels) of one sample and head in dtype DT; zero past the end."""
+    p_x = x + grid_offsets(b_m, b_d, stride_p, stride_c, LAST, ALIGN)
+    return tl.load(p_x, mask=(b_m < last)[:, None] & (b_d < D)[None, :], other=0.0).to(DT)
 
 
 @triton.jit

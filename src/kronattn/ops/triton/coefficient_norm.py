@@ -16,7 +16,7 @@ from torch import Tensor
 from kronattn.ops.triton.blocks import launch
 from kronattn.ops.triton.tuning import ceil_div, power_of_two
 
-__all__ = ["normalise_backward", "normalise_forward"]
+__all__ = ["coefficient_scale", "finish_normalise_backward", "normalise_backward", "normalise_forward"]
 
 # Elements of a program's tile; rows of it are a head's channels, or a block of them.
 _TILE = 4096
@@ -24,13 +24,11 @@ _WIDEST = 1024
 
 
 @triton.jit
-def normalise_kernel(
-    x, output, weight, mean, squares, running_mean, running_var, batches, inverse,
-    rows, members, eps, momentum,
-    H: tl.constexpr, D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, BATCH: tl.constexpr,
+def coefficient_scale(
+    weight, mean, squares, running_mean, running_var, batches, inverse, head, members, eps, momentum,
+    BATCH: tl.constexpr,
 ):  # fmt: skip
-    """output = x · weight / √(variance + eps) for BR rows of one head; the variance is the batch's, or the running."""
-    head = tl.program_id(1)
+    """weight / √(variance + eps) of one head; the variance is the batch's, or the running one."""
     variance = tl.load(squares + head) / members if BATCH else tl.load(running_var + head).to(tl.float32)
     # As PyTorch computes it: the GPU's own reciprocal root is an approximation.
     root = 1.0 / tl.sqrt(variance + eps)
@@ -47,6 +45,20 @@ def normalise_kernel(
             tl.store(running_var + head, new.to(running_var.dtype.element_ty))
             if head == 0:
                 tl.store(batches, tl.load(batches) + 1)
+    return scale
+
+
+@triton.jit
+def normalise_kernel(
+    x, output, weight, mean, squares, running_mean, running_var, batches, inverse,
+    rows, members, eps, momentum,
+    H: tl.constexpr, D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, BATCH: tl.constexpr,
+):  # fmt: skip
+    """output = x · scale for BR rows of one head."""
+    head = tl.program_id(1)
+    scale = coefficient_scale(
+        weight, mean, squares, running_mean, running_var, batches, inverse, head, members, eps, momentum, BATCH
+    )  # fmt: skip
     b_r = (tl.program_id(0) * BR + tl.arange(0, BR)).to(tl.int64)
     for start in tl.static_range(0, D, BD):
         b_d = start + tl.arange(0, BD)
@@ -97,10 +109,10 @@ def normalise_forward(
     x: Tensor, weight: Tensor, moments: tuple[Tensor, Tensor, float] | None,
     running: tuple[Tensor, Tensor, Tensor], eps: float, momentum: float, num_heads: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Multiply what the coefficients are made of, or these themselves, so that the coefficients are normed.
+    """Multiply the keys so that the coefficients are normed.
 
     Args:
-        x: (N, S, C) keys, or coefficients of one head, contiguous.
+        x: (N, S, C) keys, contiguous.
         weight: (num_heads,), as what follows but for the last: what the norm multiplies by.
         moments: mean and squared deviations of the batch's coefficients, in float32, and how many there are. Without
             them the running statistics are used, and left as they are.
@@ -126,18 +138,24 @@ def normalise_backward(
     """Gradients of ``x``, the squared deviations and the weight."""
     rows, blocks = _blocks(x, num_heads)
     programs = ceil_div(rows, blocks[0])
-    d_x, d_weight = torch.empty_like(x), torch.empty_like(weight)
+    d_x = torch.empty_like(x)
     parts = torch.empty((programs, num_heads), dtype=torch.float32, device=x.device)
     launch(
         normalise_backward_kernel, (programs, num_heads),
         (x, d_y, weight, inverse, d_x, parts), (rows,), num_heads, x.shape[-1] // num_heads, *blocks,
     )  # fmt: skip
-    d_squares = torch.empty_like(inverse)
+    return d_x, *finish_normalise_backward(parts, weight, inverse, members)
+
+
+def finish_normalise_backward(parts: Tensor, weight: Tensor, inverse: Tensor, members: float) -> tuple[Tensor, Tensor]:
+    """Gradients of the squared deviations and the weight from (programs, num_heads) parts of the scale's gradient."""
+    programs, num_heads = parts.shape
+    d_squares, d_weight = torch.empty_like(inverse), torch.empty_like(weight)
     launch(
         finish_normalise_backward_kernel, (num_heads,),
         (parts, weight, inverse, d_squares, d_weight), (programs, float(members)), num_heads, 1024,
     )  # fmt: skip
-    return d_x, d_squares, d_weight
+    return d_squares, d_weight
 
 
 def _blocks(x: Tensor, num_heads: int) -> tuple[int, tuple[int, int]]:

@@ -24,6 +24,9 @@ __all__ = [
 ]
 
 
+_HERE = nullcontext()
+
+
 class Strides(NamedTuple):
     """Of a grid tensor read as (sample, channel, position), and whether channels lie side by side."""
 
@@ -124,5 +127,5 @@ def rows_and_width(grid: Sequence[int]) -> tuple[int, int]:
 def on_device(x: Tensor) -> AbstractContextManager[Any]:
     """Triton launches on the current device, which need not be ``x``'s."""
     if not x.is_cuda or x.get_device() == torch.cuda.current_device():
-        return nullcontext()
+        return _HERE
     return torch.cuda.device_of(x)

@@ -17,26 +17,21 @@ from torch import Tensor
 from kronattn.ops.triton.blocks import (
     TRITON_DTYPES,
     grid_offsets,
+    head_of_grid,
+    head_of_tokens,
     launch,
+    load_positions,
     load_tokens,
     matmul,
     parts_like,
+    place_of_program,
     sum_parts,
     token_offsets,
-)
-from kronattn.ops.triton.layout import alignment, empty_like_grid, flat, flat_strides
+)  # fmt: skip
+from kronattn.ops.triton.layout import alignment, empty_like_grid, flat
 from kronattn.ops.triton.tuning import AttendBlocks, attend_backward_blocks, ceil_div, dot_precision
 
-__all__ = ["finish_moments", "moments_backward", "moments_forward"]
-
-
-@triton.jit
-def load_queries(
-    query, b_m, last, b_d, q_p, q_c, D: tl.constexpr, Q_LAST: tl.constexpr, ALIGN: tl.constexpr, DT: tl.constexpr
-):  # fmt: skip
-    """(positions, channels) of one sample and head; zero past the end."""
-    p_q = query + grid_offsets(b_m, b_d, q_p, q_c, Q_LAST, ALIGN)
-    return tl.load(p_q, mask=(b_m < last)[:, None] & (b_d < D)[None, :], other=0.0).to(DT)
+__all__ = ["finish_moments", "moments_backward", "moments_forward", "slope_and_level"]
 
 
 @triton.jit
@@ -46,19 +41,14 @@ def moments_kernel(
     Q_LAST: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """``parts`` is (splits, N, H, key blocks, 4): how many coefficients, Σ (E - e), Σ (E - e)², e."""
-    split = tl.program_id(0) % splits
-    nh = tl.program_id(0) // splits
-    n = (nh // H).to(tl.int64)
-    head = nh % H
-    first = split * per_split
-    last = tl.minimum(first + per_split, positions)
+    n, head, first, last = place_of_program(splits, per_split, positions, H)
     b_d = tl.arange(0, BD)
     b_s = tl.program_id(1) * BS + tl.arange(0, BS)
     b_exists = (b_s < key_count)[None, :]
-    query += n * q_n * ALIGN + (head * D if Q_LAST else head * D * q_c * ALIGN)
-    b_k = load_tokens(keys + n * key_count * (H * D) + head * D, b_s, b_d, key_count, H * D, D, DT)
+    query = head_of_grid(query, n, head, q_n, q_c, D, Q_LAST, ALIGN)
+    b_k = load_tokens(head_of_tokens(keys, n, head, key_count, H, D), b_s, b_d, key_count, H * D, D, DT)
     here = tl.minimum(key_count - tl.program_id(1) * BS, BS).to(tl.float32)
-    b_q = load_queries(query, first + tl.arange(0, BM), last, b_d, q_p, q_c, D, Q_LAST, ALIGN, DT)
+    b_q = load_positions(query, first + tl.arange(0, BM), last, b_d, q_p, q_c, D, Q_LAST, ALIGN, DT)
     # Past the end queries and keys are zero, and so is E.
     b_e = matmul(b_q, tl.trans(b_k), PRECISION)
     centre = tl.sum(tl.sum(b_e, axis=1), axis=0) / (here * tl.minimum(last - first, BM).to(tl.float32))
@@ -67,13 +57,13 @@ def moments_kernel(
     b_squares = tl.zeros([BM], tl.float32)
     for start in range(first, last, BM):
         b_m = start + tl.arange(0, BM)
-        b_q = load_queries(query, b_m, last, b_d, q_p, q_c, D, Q_LAST, ALIGN, DT)
+        b_q = load_positions(query, b_m, last, b_d, q_p, q_c, D, Q_LAST, ALIGN, DT)
         b_e = matmul(b_q, tl.trans(b_k), PRECISION) - centre
         b_e = tl.where((b_m < last)[:, None] & b_exists, b_e, 0.0)
         b_sum += tl.sum(b_e, axis=1)
         b_squares += tl.sum(b_e * b_e, axis=1)
     batch = (tl.num_programs(0) // splits // H).to(tl.int64)
-    p_part = parts + (((split * batch + n) * H + head) * tl.num_programs(1) + tl.program_id(1)) * 4
+    p_part = parts + (((tl.program_id(0) % splits * batch + n) * H + head) * tl.num_programs(1) + tl.program_id(1)) * 4
     tl.store(p_part, (last - first).to(tl.float32) * here)
     tl.store(p_part + 1, tl.sum(b_sum, axis=0))
     tl.store(p_part + 2, tl.sum(b_squares, axis=0))
@@ -127,22 +117,18 @@ def moments_backward_query_kernel(
     O_LAST: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """output = d_query + (slope·E + level)·K."""
-    nh = tl.program_id(0) // splits
-    n = (nh // H).to(tl.int64)
-    head = nh % H
-    first = (tl.program_id(0) % splits) * per_split
-    last = tl.minimum(first + per_split, positions)
+    n, head, first, last = place_of_program(splits, per_split, positions, H)
     b_d = tl.arange(0, BD)
     b_s = tl.arange(0, BS)
-    query += n * q_n * ALIGN + (head * D if Q_LAST else head * D * q_c * ALIGN)
-    d_query += n * dq_n * ALIGN + (head * D if DQ_LAST else head * D * dq_c * ALIGN)
-    output += n * o_n * ALIGN + (head * D if O_LAST else head * D * o_c * ALIGN)
-    keys += n * key_count * (H * D) + head * D
+    query = head_of_grid(query, n, head, q_n, q_c, D, Q_LAST, ALIGN)
+    d_query = head_of_grid(d_query, n, head, dq_n, dq_c, D, DQ_LAST, ALIGN)
+    output = head_of_grid(output, n, head, o_n, o_c, D, O_LAST, ALIGN)
+    keys = head_of_tokens(keys, n, head, key_count, H, D)
     slope, level = slope_and_level(mean, d_mean, d_squares, head, members, HAS_D_MEAN)
     for start in range(first, last, BM):
         b_m = start + tl.arange(0, BM)
         b_mask = (b_m < last)[:, None] & (b_d < D)[None, :]
-        b_q = load_queries(query, b_m, last, b_d, q_p, q_c, D, Q_LAST, ALIGN, DT)
+        b_q = load_positions(query, b_m, last, b_d, q_p, q_c, D, Q_LAST, ALIGN, DT)
         b_dq = tl.zeros([BM, BD], tl.float32)
         if HAS_D_QUERY:
             p_dq = d_query + grid_offsets(b_m, b_d, dq_p, dq_c, DQ_LAST, ALIGN)
@@ -163,24 +149,20 @@ def moments_backward_keys_kernel(
     HAS_D_MEAN: tl.constexpr, Q_LAST: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """``d_keys`` is (splits, N, S, C): (slope·E + level)ᵀ·Q over a range of queries."""
-    split = tl.program_id(0) % splits
-    nh = tl.program_id(0) // splits
-    n = (nh // H).to(tl.int64)
-    head = nh % H
-    batch = (tl.num_programs(0) // splits // H).to(tl.int64)
-    first = split * per_split
-    last = tl.minimum(first + per_split, positions)
+    n, head, first, last = place_of_program(splits, per_split, positions, H)
     b_d = tl.arange(0, BD)
     b_s = tl.program_id(1) * BS + tl.arange(0, BS)
-    query += n * q_n * ALIGN + (head * D if Q_LAST else head * D * q_c * ALIGN)
-    b_k = load_tokens(keys + n * key_count * (H * D) + head * D, b_s, b_d, key_count, H * D, D, DT)
+    query = head_of_grid(query, n, head, q_n, q_c, D, Q_LAST, ALIGN)
+    b_k = load_tokens(head_of_tokens(keys, n, head, key_count, H, D), b_s, b_d, key_count, H * D, D, DT)
     slope, level = slope_and_level(mean, d_mean, d_squares, head, members, HAS_D_MEAN)
     b_dk = tl.zeros([BS, BD], tl.float32)
     for start in range(first, last, BM):
-        b_q = load_queries(query, start + tl.arange(0, BM), last, b_d, q_p, q_c, D, Q_LAST, ALIGN, DT)
+        b_q = load_positions(query, start + tl.arange(0, BM), last, b_d, q_p, q_c, D, Q_LAST, ALIGN, DT)
         b_de = matmul(b_q, tl.trans(b_k), PRECISION) * slope + level
         b_dk += matmul(tl.trans(b_de.to(DT)), b_q, PRECISION)
-    p_dk = d_keys + (split * batch + n) * key_count * (H * D) + head * D + token_offsets(b_s, b_d, H * D)
+    batch = (tl.num_programs(0) // splits // H).to(tl.int64)
+    d_keys = head_of_tokens(d_keys, tl.program_id(0) % splits * batch + n, head, key_count, H, D)
+    p_dk = d_keys + token_offsets(b_s, b_d, H * D)
     tl.store(p_dk, b_dk.to(d_keys.dtype.element_ty), mask=(b_s < key_count)[:, None] & (b_d < D)[None, :])
 
 
@@ -254,8 +236,7 @@ def moments_backward(
     head = channels // num_heads
     positions = query.numel() // (batch * channels)
     output = empty_like_grid(query, channels, q_strides.channels_last)
-    o_strides = flat_strides(output)
-    assert o_strides is not None
+    _, o_strides = flat(output)
     has_d_mean, has_d_query = d_mean is not None, d_query is not None
     d_mean = d_squares if d_mean is None else d_mean
     d_query, dq_strides = (output, o_strides) if d_query is None else flat(d_query)

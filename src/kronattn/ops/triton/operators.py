@@ -34,7 +34,9 @@ from kronattn.ops.triton.moments import moments_backward, moments_forward
 from kronattn.ops.triton.outer import mean_once_forward, outer_sum_forward
 from kronattn.ops.triton.pool import pool_forward
 
-__all__ = ["count_mean_once", "moments", "normalise", "pool", "spread", "spread_tokens"]
+__all__ = [
+    "count_mean_once", "differentiable", "moments", "normalise", "pool", "records", "spread", "spread_tokens"
+]  # fmt: skip
 
 
 def pool(x: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -50,26 +52,20 @@ def pool(x: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]
         width = x.shape[-1]
         rest = torch_grid.wide_averages(tokens[:, width:].transpose(1, 2).unflatten(2, x.shape[2:-1]))
         return torch.cat([tokens[:, :width], rest.transpose(1, 2)], dim=1).to(dtype), x
-    return _Pool.apply(x, dtype) if _records(x) else (_pool(x, True, dtype), x)
+    return _Pool.apply(x, dtype) if records(x) else (_pool(x, True, dtype), x)
 
 
 def spread(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    *,
-    num_heads: int = 1,
-    key_bias: Tensor | None = None,
+    query: Tensor, keys: Tensor, values: Tensor, *, num_heads: int = 1, key_bias: Tensor | None = None,
     residual: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The last stage of KAO_KV, as :func:`kronattn.ops.torch_backend.spread`."""
-    if _records(query, keys, values, key_bias, residual):
+    if records(query, keys, values, key_bias, residual):
         itself = residual is query
         # The compiler takes no tensor twice.
         values = values.view_as(values) if values is keys else values
         return _Spread.apply(query, keys, values, key_bias, None if itself else residual, num_heads, itself)
-    keys, values, key_bias = _as_read(query, keys, values, key_bias)
-    return _attend(query, keys, values, key_bias, residual, num_heads)
+    return _attend(query, *_as_read(query, keys, values, key_bias), residual, num_heads)
 
 
 def _as_read(
@@ -77,51 +73,53 @@ def _as_read(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Keys, values and bias as the kernels read them: contiguous, and tokens in the dtype of the products."""
     same = values is keys
-    keys = keys.to(query.dtype).contiguous()
-    values = keys if same else values.to(query.dtype).contiguous()
+    keys = _in_dtype(keys, query.dtype)
+    values = keys if same else _in_dtype(values, query.dtype)
     return keys, values, None if key_bias is None else key_bias.contiguous()
 
 
-def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = None) -> Tensor:
-    """The last stage of KAO_QKV, as :func:`kronattn.ops.torch_backend.spread_tokens`."""
+def _in_dtype(tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    """Contiguous tokens of a dtype; most are, and then PyTorch need not be asked to make them so."""
+    tokens = tokens if tokens.dtype == dtype else tokens.to(dtype)
+    return tokens if tokens.is_contiguous() else tokens.contiguous()
+
+
+def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = None, mean_once: bool = False) -> Tensor:
+    """The last stage of KAO_QKV, as :func:`kronattn.ops.torch_backend.spread_tokens`; of two axes also of tokens after
+    :func:`count_mean_once`."""
     grid = like.shape[2:]
+    if len(grid) == 1:
+        return torch_backend.spread_tokens(tokens, like, residual=residual)
     if len(grid) > 2:
         # What is left to do for the axes that the kernel reads as one is done on their tokens, which are few.
         width = grid[-1]
         rows = torch_grid.outer_sum(tokens[:, width:].transpose(1, 2), grid[:-1]).flatten(2)
         tokens = torch.cat([tokens[:, :width], rows.transpose(1, 2)], dim=1)
-    if len(grid) == 1:
-        return torch_backend.spread_tokens(tokens, like, residual=residual)
-    return _SpreadTokens.apply(tokens.contiguous(), residual, grid, is_channels_last(like), like.dtype)
+    inputs = tokens.contiguous(), residual, grid, is_channels_last(like), like.dtype, False, mean_once
+    return _SpreadTokens.apply(*inputs) if records(tokens, residual) else _outer_sum(*inputs)
 
 
 def count_mean_once(tokens: Tensor, grid: Sequence[int]) -> Tensor:
     """(N, sum(grid), C) tokens of a grid of two axes, as :func:`kronattn.ops.stages.count_mean_once`."""
-    return _CountMeanOnce.apply(tokens, *grid) if _records(tokens) else _mean_once(tokens.contiguous(), *grid)
+    return _CountMeanOnce.apply(tokens, *grid) if records(tokens) else _mean_once(tokens.contiguous(), *grid)
 
 
 def moments(query: Tensor, keys: Tensor, *, num_heads: int = 1) -> tuple[Moments, Tensor, Tensor]:
     """Batch statistics of each head's coefficients, of (N, C, *grid) queries and (N, S, C) keys; and both to go on
     with."""
     members = query.numel() // query.shape[1] * keys.shape[1]
-    if _records(query, keys):
+    if records(query, keys):
         mean, squares, query, keys = _Moments.apply(query, keys, num_heads)
     else:
-        mean, squares = _moments(query, keys.to(query.dtype).contiguous(), num_heads)
+        mean, squares = _moments(query, _in_dtype(keys, query.dtype), num_heads)
     return Moments(members, mean, squares), query, keys
 
 
 def normalise(
-    x: Tensor,
-    weight: Tensor,
-    moments: Moments | None,
-    running: tuple[Tensor, Tensor, Tensor],
-    *,
-    eps: float,
-    momentum: float,
-    num_heads: int,
-) -> Tensor:
-    """(N, S, C) keys, or coefficients of one head, with the norm of the coefficients multiplied in.
+    x: Tensor, weight: Tensor, moments: Moments | None, running: tuple[Tensor, Tensor, Tensor], *,
+    eps: float, momentum: float, num_heads: int,
+) -> Tensor:  # fmt: skip
+    """(N, S, C) keys with the norm of the coefficients multiplied in.
 
     No operator of PyTorch's, because it changes the ``running`` mean, variance and number of batches: for eager code
     alone. The compiler makes one kernel of the norm's arithmetic by itself.
@@ -134,7 +132,8 @@ def normalise(
     )
 
 
-def _records(*tensors: Tensor | None) -> bool:
+def records(*tensors: Tensor | None) -> bool:
+    """Whether autograd records what is done to any of the tensors."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
@@ -163,15 +162,9 @@ class _Pool(torch.autograd.Function):
 class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        key_bias: Tensor | None,
-        residual: Tensor | None,
-        num_heads: int,
-        itself: bool,
-    ) -> Tensor:
+        ctx: Any, query: Tensor, keys: Tensor, values: Tensor, key_bias: Tensor | None, residual: Tensor | None,
+        num_heads: int, itself: bool,
+    ) -> Tensor:  # fmt: skip
         read = _as_read(query, keys, values, key_bias)
         ctx.save_for_backward(query, keys, values, key_bias, *read)
         ctx.num_heads, ctx.itself, ctx.has_residual = num_heads, itself, residual is not None
@@ -188,44 +181,40 @@ class _Spread(torch.autograd.Function):
                 return y + query if ctx.itself else y
 
             inputs = query, keys, values, key_bias
-            return *_differentiable(call, inputs, d_y), d_residual, None, None
+            return *differentiable(call, inputs, d_y), d_residual, None, None
         dtype = keys.dtype if keys.dtype == values.dtype else torch.float32
         d_query, d_tokens, d_bias = _attend_backward(query, d_y, *read, ctx.num_heads, dtype, ctx.itself)
-        d_keys, d_values = d_tokens[: keys.numel()], d_tokens[keys.numel() :]
-        return (
-            d_query,
-            d_keys.view(keys.shape).to(keys.dtype),
-            d_values.view(values.shape).to(values.dtype),
-            None if key_bias is None else d_bias.to(key_bias.dtype),
-            d_residual,
-            None,
-            None,
-        )
+        d_keys, d_values = d_tokens.split((keys.numel(), values.numel()))
+        d_keys, d_values = d_keys.view(keys.shape).to(keys.dtype), d_values.view(values.shape).to(values.dtype)
+        d_bias = None if key_bias is None else d_bias.to(key_bias.dtype)
+        return d_query, d_keys, d_values, d_bias, d_residual, None, None
 
 
 class _SpreadTokens(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tokens: Tensor, residual: Tensor | None, grid: Sequence[int], channels_last: bool, dtype: torch.dtype
-    ) -> Tensor:
-        ctx.grid, ctx.dtype, ctx.has_residual = grid, tokens.dtype, residual is not None
-        return _outer_sum(tokens, residual, grid, channels_last, dtype, False)
+        ctx: Any, tokens: Tensor, residual: Tensor | None, grid: Sequence[int], channels_last: bool,
+        dtype: torch.dtype, of_averages: bool, mean_once: bool,
+    ) -> Tensor:  # fmt: skip
+        ctx.grid, ctx.mean_once, ctx.dtype, ctx.has_residual = grid, mean_once, tokens.dtype, residual is not None
+        return _outer_sum(tokens, residual, grid, channels_last, dtype, of_averages, mean_once)
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> tuple[Any, ...]:
         height, width = rows_and_width(ctx.grid)
         if torch.is_grad_enabled():
             means = torch_grid.wide_averages(d_y.reshape(*d_y.shape[:2], height, width)).transpose(1, 2)
-            sums = torch.cat([means[:, :width] * height, means[:, width:] * width], dim=1)
+            sums = torch.cat([means[:, :width] * height, means[:, width:] * width], dim=1).to(ctx.dtype)
         else:
-            sums = _pool(d_y, False, torch.float32)
-        return sums.to(ctx.dtype), d_y if ctx.has_residual else None, None, None, None
+            sums = _pool(d_y, False, ctx.dtype)
+        sums = count_mean_once(sums, ctx.grid) if ctx.mean_once else sums
+        return sums, d_y if ctx.has_residual else None, None, None, None, None, None
 
 
 class _Moments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, keys: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        read = keys.to(query.dtype).contiguous()
+        read = _in_dtype(keys, query.dtype)
         mean, squares = _moments(query, read, num_heads)
         ctx.save_for_backward(query, keys, read, mean)
         ctx.num_heads = num_heads
@@ -235,7 +224,7 @@ class _Moments(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any, d_mean: Tensor | None, d_squares: Tensor | None, d_query: Tensor | None, d_keys: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, None]:
+    ) -> tuple[Any, ...]:
         if d_mean is None and d_squares is None:
             return d_query, d_keys, None
         query, keys, read, mean = ctx.saved_tensors
@@ -246,16 +235,13 @@ class _Moments(torch.autograd.Function):
                 parts = [x * d for x, d in ((found.mean, d_mean), (found.squares, d_squares)) if d is not None]
                 return torch.stack(parts).sum()
 
-            d_q, d_k = _differentiable(call, (query, keys), None)
-            return _plus(d_query, d_q), _plus(d_keys, d_k), None
+            received = differentiable(call, (query, keys), None)
+            totals = (new if old is None else old + new for old, new in zip((d_query, d_keys), received, strict=True))
+            return *totals, None
         d_squares = torch.zeros_like(mean) if d_squares is None else d_squares
         d_keys = None if d_keys is None else d_keys.contiguous()
         d_query, d_keys = _moments_backward(query, read, mean, d_mean, d_squares, d_query, d_keys, ctx.num_heads)
         return d_query, d_keys.to(keys.dtype), None
-
-
-def _plus(x: Tensor | None, y: Tensor | None) -> Tensor | None:
-    return y if x is None else x if y is None else x + y
 
 
 class _CountMeanOnce(torch.autograd.Function):
@@ -273,17 +259,9 @@ class _CountMeanOnce(torch.autograd.Function):
 class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        squares: Tensor,
-        weight: Tensor,
-        mean: Tensor,
-        members: int,
-        running: tuple[Tensor, Tensor, Tensor],
-        eps: float,
-        momentum: float,
-        num_heads: int,
-    ) -> Tensor:
+        ctx: Any, x: Tensor, squares: Tensor, weight: Tensor, mean: Tensor, members: int,
+        running: tuple[Tensor, Tensor, Tensor], eps: float, momentum: float, num_heads: int,
+    ) -> Tensor:  # fmt: skip
         read = x.contiguous()
         with on_device(x):
             y, inverse = normalise_forward(read, weight, (mean, squares, members), running, eps, momentum, num_heads)
@@ -300,13 +278,13 @@ class _Normalise(torch.autograd.Function):
                 scale = torch.rsqrt(squares / ctx.members + ctx.eps) * weight
                 return torch_backend.scaled(x, scale, ctx.num_heads).to(x.dtype)
 
-            return *_differentiable(call, (x, squares, weight), d_y), None, None, None, None, None, None
+            return *differentiable(call, (x, squares, weight), d_y), None, None, None, None, None, None
         with on_device(x):
             gradients = normalise_backward(read, d_y.contiguous(), weight, inverse, ctx.members, ctx.num_heads)
         return *gradients, None, None, None, None, None, None
 
 
-def _differentiable(call: Callable[..., Tensor], inputs: Sequence[Any], d_y: Tensor | None) -> list[Tensor | None]:
+def differentiable(call: Callable[..., Tensor], inputs: Sequence[Any], d_y: Tensor | None) -> list[Any]:
     """Gradients of ``call`` that can be differentiated again; None for an input that needs none."""
     # Views, because one input may depend on another: each is to receive its own part alone.
     leaves = [x if x is None else x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in inputs]
@@ -332,66 +310,49 @@ def _operator(schema: str, launcher: Callable[..., Any], fake: Callable[..., Any
     return getattr(torch.ops.kronattn, name).default
 
 
-def _launch_pool(x: Tensor, mean: bool, dtype: torch.dtype) -> Tensor:
-    return pool_forward(x, *rows_and_width(x.shape[2:]), mean=mean, dtype=dtype)
-
-
-def _fake_pool(x: Tensor, mean: bool, dtype: torch.dtype) -> Tensor:
-    height, width = rows_and_width(x.shape[2:])
-    return x.new_empty((x.shape[0], width + height, x.shape[1]), dtype=dtype)
-
-
 # Averages (or sums) of (N, C, *grid), read as rows × last axis: (N, last + rows, C).
-_pool = _operator("pool(Tensor x, bool mean, ScalarType dtype) -> Tensor", _launch_pool, _fake_pool)
+_pool = _operator(
+    "pool(Tensor x, bool mean, ScalarType dtype) -> Tensor",
+    lambda x, mean, dtype: pool_forward(x, *rows_and_width(x.shape[2:]), mean=mean, dtype=dtype),
+    lambda x, mean, dtype: x.new_empty((x.shape[0], sum(rows_and_width(x.shape[2:])), x.shape[1]), dtype=dtype),
+)
 
 
-def _launch_outer_sum(
-    tokens: Tensor,
-    residual: Tensor | None,
-    grid: Sequence[int],
-    channels_last: bool,
-    dtype: torch.dtype,
-    of_averages: bool,
-) -> Tensor:
-    output = empty_grid(tokens.shape[0], tokens.shape[2], grid, channels_last, dtype, tokens.device)
-    height, width = rows_and_width(grid)
-    scales = (1 / height, 1 / width) if of_averages else (1.0, 1.0)
-    return outer_sum_forward(tokens, output, height, width, *scales, residual=residual)
-
-
-def _fake_outer_sum(
-    tokens: Tensor,
-    residual: Tensor | None,
-    grid: Sequence[int],
-    channels_last: bool,
-    dtype: torch.dtype,
-    of_averages: bool,
+def _empty_outer_sum(
+    tokens: Tensor, residual: Tensor | None, grid: Sequence[int], channels_last: bool, dtype: torch.dtype, *_: bool
 ) -> Tensor:
     return empty_grid(tokens.shape[0], tokens.shape[2], grid, channels_last, dtype, tokens.device)
 
 
+def _launch_outer_sum(
+    tokens: Tensor, residual: Tensor | None, grid: Sequence[int], channels_last: bool, dtype: torch.dtype,
+    of_averages: bool, mean_once: bool = False,
+) -> Tensor:  # fmt: skip
+    output = _empty_outer_sum(tokens, residual, grid, channels_last, dtype)
+    height, width = rows_and_width(grid)
+    scales = (1 / height, 1 / width) if of_averages else (1.0, 1.0)
+    return outer_sum_forward(tokens, output, height, width, *scales, residual=residual, mean_once=mean_once)
+
+
 # (N, last + rows, C) spread over the grid, plus a residual: (N, C, *grid). With of_averages as the gradient of
-# averages, so divided by the number of positions that each is of.
+# averages, so divided by the number of positions that each is of; with mean_once after count_mean_once.
 _outer_sum = _operator(
-    "outer_sum(Tensor tokens, Tensor? residual, SymInt[] grid, bool channels_last, ScalarType dtype, bool of_averages)"
-    " -> Tensor",
+    "outer_sum(Tensor tokens, Tensor? residual, SymInt[] grid, bool channels_last, ScalarType dtype, bool of_averages,"
+    " bool mean_once=False) -> Tensor",
     _launch_outer_sum,
-    _fake_outer_sum,
+    _empty_outer_sum,
 )
-
-
-def _fake_attend(
-    query: Tensor, keys: Tensor, values: Tensor, key_bias: Tensor | None, residual: Tensor | None, num_heads: int
-) -> Tensor:
-    return empty_like_grid(query, values.shape[2], is_channels_last(query))
-
 
 # Attention of every position of (N, C, *grid) to (N, S, C) keys with (N, S, P) values: (N, P, *grid).
 _attend = _operator(
     "attend(Tensor query, Tensor keys, Tensor values, Tensor? key_bias, Tensor? residual, int num_heads) -> Tensor",
     attend_forward,
-    _fake_attend,
+    lambda query, keys, values, *_: _empty_like(query, values.shape[2]),
 )
+
+
+def _empty_like(query: Tensor, channels: int) -> Tensor:
+    return empty_like_grid(query, channels, is_channels_last(query))
 
 
 def _launch_attend_backward(
@@ -402,25 +363,17 @@ def _launch_attend_backward(
     return d_query, d_tokens, query.new_empty(0, dtype=torch.float32) if d_bias is None else d_bias
 
 
-def _fake_attend_backward(
-    query: Tensor, d_y: Tensor, keys: Tensor, values: Tensor, key_bias: Tensor | None, num_heads: int,
-    dtype: torch.dtype, add_d_y: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return (
-        empty_like_grid(query, query.shape[1], is_channels_last(query)),
-        keys.new_empty((keys.numel() + values.numel(),), dtype=dtype),
-        query.new_empty(0 if key_bias is None else key_bias.shape, dtype=torch.float32),
-    )
-
-
 # Gradients of the query, of keys and values in one row, and of the bias.
 _attend_backward = _operator(
     "attend_backward(Tensor query, Tensor d_y, Tensor keys, Tensor values, Tensor? key_bias, int num_heads,"
     " ScalarType dtype, bool add_d_y) -> (Tensor, Tensor, Tensor)",
     _launch_attend_backward,
-    _fake_attend_backward,
+    lambda query, d_y, keys, values, key_bias, num_heads, dtype, add_d_y: (
+        _empty_like(query, query.shape[1]),
+        keys.new_empty((keys.numel() + values.numel(),), dtype=dtype),
+        query.new_empty(0 if key_bias is None else key_bias.shape, dtype=torch.float32),
+    ),
 )
-
 
 # (N, width + height, C) tokens less half of each axis's mean.
 _mean_once = _operator(
@@ -429,35 +382,19 @@ _mean_once = _operator(
     lambda tokens, height, width: torch.empty_like(tokens),
 )
 
-
-def _fake_moments(query: Tensor, keys: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-    mean, squares = (query.new_empty((num_heads,), dtype=torch.float32) for _ in range(2))
-    return mean, squares
-
-
+# Mean and squared deviations of each head's coefficients, (num_heads,) each.
 _moments = _operator(
-    "moments(Tensor query, Tensor keys, int num_heads) -> (Tensor, Tensor)", moments_forward, _fake_moments
+    "moments(Tensor query, Tensor keys, int num_heads) -> (Tensor, Tensor)",
+    moments_forward,
+    lambda query, keys, num_heads: tuple(query.new_empty((num_heads,), dtype=torch.float32) for _ in range(2)),
 )
 
-
-def _fake_moments_backward(
-    query: Tensor,
-    keys: Tensor,
-    mean: Tensor,
-    d_mean: Tensor | None,
-    d_squares: Tensor,
-    d_query: Tensor | None,
-    d_keys: Tensor | None,
-    num_heads: int,
-) -> tuple[Tensor, Tensor]:
-    return empty_like_grid(query, query.shape[1], is_channels_last(query)), keys.new_empty(keys.shape)
-
-
+# Gradients of query and keys, plus what they have received already.
 _moments_backward = _operator(
     "moments_backward(Tensor query, Tensor keys, Tensor mean, Tensor? d_mean, Tensor d_squares, Tensor? d_query,"
     " Tensor? d_keys, int num_heads) -> (Tensor, Tensor)",
     moments_backward,
-    _fake_moments_backward,
+    lambda query, keys, *_: (_empty_like(query, query.shape[1]), torch.empty_like(keys)),
 )
 
 

@@ -13,38 +13,39 @@ import triton.language as tl
 from torch import Tensor
 
 from kronattn.ops.triton.blocks import grid_offsets, launch, token_offsets
-from kronattn.ops.triton.layout import alignment, flat, flat_strides
+from kronattn.ops.triton.layout import alignment, flat
 from kronattn.ops.triton.tuning import ceil_div, outer_blocks, power_of_two
 
 __all__ = ["mean_once_forward", "outer_sum_forward"]
 
 
+# Tokens up to which every program of the outer sum works out their means for itself: one launch less.
+_FEW_TOKENS = 256
+
+
+@triton.jit
+def excess_mean(tokens, b_c, first, count, excess, C: tl.constexpr, BS: tl.constexpr, BC: tl.constexpr):
+    """``excess`` times the mean of ``count`` of a sample's tokens, for a block of channels: (1, BC)."""
+    b_sum = tl.zeros([BC], tl.float32)
+    for start in range(0, count, BS):
+        b_s = start + tl.arange(0, BS)
+        b_mask = (b_s < count)[:, None] & (b_c < C)[None, :]
+        b_tokens = tl.load(tokens + token_offsets(first + b_s, b_c, C), mask=b_mask, other=0.0)
+        b_sum += tl.sum(b_tokens.to(tl.float32), axis=0)
+    return (b_sum * (excess / count))[None, :]
+
+
 @triton.jit
 def outer_sum_forward_kernel(
-    tokens,
-    residual,
-    y,
-    residual_n,
-    residual_c,
-    residual_p,
-    y_n,
-    y_c,
-    y_p,
-    height,
-    width,
-    row_blocks,
-    column_scale,
+    tokens, residual, y, residual_n, residual_c, residual_p, y_n, y_c, y_p, height, width, row_blocks, column_scale,
     row_scale,
-    C: tl.constexpr,
-    BR: tl.constexpr,
-    BW: tl.constexpr,
-    BC: tl.constexpr,
-    Y_LAST: tl.constexpr,
-    RESIDUAL_LAST: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    ALIGN: tl.constexpr,
-):
-    """y[r, w] = columns[w] · column_scale + rows[r] · row_scale (+ residual[r, w]) for BR rows and BW columns."""
+    C: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, Y_LAST: tl.constexpr,
+    RESIDUAL_LAST: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ALIGN: tl.constexpr, MEAN_ONCE: tl.constexpr,
+):  # fmt: skip
+    """y[r, w] = columns[w] · column_scale + rows[r] · row_scale (+ residual[r, w]) for BR rows and BW columns.
+
+    With MEAN_ONCE, both axes' tokens less half of their mean.
+    """
     n = (tl.program_id(0) // row_blocks).to(tl.int64)
     b_r = (tl.program_id(0) % row_blocks) * BR + tl.arange(0, BR)
     b_w = tl.program_id(1) * BW + tl.arange(0, BW)
@@ -55,6 +56,9 @@ def outer_sum_forward_kernel(
     b_rows = tl.load(tokens + token_offsets(width + b_r, b_c, C), mask=(b_r < height)[:, None] & b_in, other=0.0)
     b_columns = b_columns.to(tl.float32) * column_scale
     b_rows = b_rows.to(tl.float32) * row_scale
+    if MEAN_ONCE:
+        b_columns -= excess_mean(tokens, b_c, 0, width, 0.5, C, 32, BC)
+        b_rows -= excess_mean(tokens, b_c, width, height, 0.5, C, 32, BC)
     b_tile = tl.reshape(b_rows[:, None, :] + b_columns[None, :, :], [BR * BW, BC])
     b_p = tl.reshape(b_r[:, None] * width + b_w[None, :], [BR * BW])
     b_inside = tl.reshape((b_r < height)[:, None] & (b_w < width)[None, :], [BR * BW])
@@ -76,6 +80,7 @@ def outer_sum_forward(
     row_scale: float,
     *,
     residual: Tensor | None = None,
+    mean_once: bool = False,
 ) -> Tensor:
     """Write columns[w] · column_scale + rows[r] · row_scale (+ residual) to every position of a height × width grid.
 
@@ -83,13 +88,15 @@ def outer_sum_forward(
         tokens: (N, width + height, C), contiguous.
         output: (N, C, *grid), to be written.
         residual: (N, C, *grid).
+        mean_once: write what :func:`mean_once_forward` makes of the tokens; scales are one then.
 
     Returns:
         ``output``.
     """
+    if mean_once and height + width > _FEW_TOKENS:
+        tokens, mean_once = mean_once_forward(tokens, height, width), False
     batch, _, channels = tokens.shape
-    strides = flat_strides(output)
-    assert strides is not None
+    _, strides = flat(output)
     has_residual = residual is not None
     residual, residual_strides = (output, strides) if residual is None else flat(residual)
     blocks = outer_blocks(channels, height, width, strides.channels_last)
@@ -101,7 +108,7 @@ def outer_sum_forward(
         (tokens, residual, output),
         (*residual_strides.over(align), *strides.over(align), height, width, row_blocks, column_scale, row_scale),
         channels, blocks.rows, blocks.width, blocks.channels,
-        strides.channels_last, residual_strides.channels_last, has_residual, align,
+        strides.channels_last, residual_strides.channels_last, has_residual, align, mean_once,
         num_warps=blocks.warps,
     )  # fmt: skip
     return output
@@ -117,19 +124,12 @@ def mean_once_kernel(
     first = tl.where(tl.program_id(2) == 0, 0, width)
     count = tl.where(tl.program_id(2) == 0, width, height)
     at = (n * (height + width) + first) * C
-    b_sum = tl.zeros([BC], tl.float32)
-    for start in range(0, count, BS):
-        b_s = start + tl.arange(0, BS)
-        b_mask = (b_s < count)[:, None] & (b_c < C)[None, :]
-        b_sum += tl.sum(
-            tl.load(tokens + at + token_offsets(b_s, b_c, C), mask=b_mask, other=0.0).to(tl.float32), axis=0
-        )
-    b_less = b_sum * (excess / count)
+    b_less = excess_mean(tokens + at, b_c, 0, count, excess, C, BS, BC)
     for start in range(0, count, BS):
         b_s = start + tl.arange(0, BS)
         b_mask = (b_s < count)[:, None] & (b_c < C)[None, :]
         b_tokens = tl.load(tokens + at + token_offsets(b_s, b_c, C), mask=b_mask, other=0.0).to(tl.float32)
-        b_tokens -= b_less[None, :]
+        b_tokens -= b_less
         tl.store(output + at + token_offsets(b_s, b_c, C), b_tokens.to(output.dtype.element_ty), mask=b_mask)
 
 

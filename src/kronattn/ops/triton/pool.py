@@ -45,21 +45,9 @@ def tile_columns(b_x, BR: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, LANE
 
 @triton.jit
 def load_tile(
-    x,
-    first,
-    last,
-    start,
-    b_c,
-    width,
-    stride_p,
-    stride_c,
-    channels,
-    BR: tl.constexpr,
-    BW: tl.constexpr,
-    LANES: tl.constexpr,
-    LAST: tl.constexpr,
-    ALIGN: tl.constexpr,
-):
+    x, first, last, start, b_c, width, stride_p, stride_c, channels,
+    BR: tl.constexpr, BW: tl.constexpr, LANES: tl.constexpr, LAST: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
     """Rows first to last (at most BR) and columns from start on of one sample: (BW * BR, channels).
 
     Position (i · BR + r) · LANES + l of the tile is row r, column i · LANES + l. Triton hands positions out to
@@ -76,26 +64,10 @@ def load_tile(
 
 @triton.jit
 def sum_strip(
-    x,
-    rows,
-    first,
-    last,
-    start,
-    b_c,
-    width,
-    stride_p,
-    stride_c,
-    row_scale,
-    channels,
-    C: tl.constexpr,
-    BR: tl.constexpr,
-    BW: tl.constexpr,
-    BC: tl.constexpr,
-    LANES: tl.constexpr,
-    LAST: tl.constexpr,
-    ALIGN: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    x, rows, first, last, start, b_c, width, stride_p, stride_c, row_scale, channels,
+    C: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, LANES: tl.constexpr, LAST: tl.constexpr,
+    ALIGN: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Walk down a strip of one sample: write each row's sum · row_scale, return the columns' sums (BW, BC)."""
     b_row = tl.arange(0, BR)
     b_total = tl.zeros([BW * BR, BC], tl.float32)
@@ -121,30 +93,11 @@ def sum_strip(
 
 @triton.jit
 def pool_forward_kernel(
-    x,
-    tokens,
-    column_parts,
-    row_parts,
-    stride_n,
-    stride_c,
-    stride_p,
-    height,
-    width,
-    splits,
-    rows_per_split,
-    column_scale,
-    row_scale,
-    C: tl.constexpr,
-    BR: tl.constexpr,
-    BW: tl.constexpr,
-    BC: tl.constexpr,
-    LANES: tl.constexpr,
-    LAST: tl.constexpr,
-    ALIGN: tl.constexpr,
-    STAGES: tl.constexpr,
-    WHOLE_COLUMNS: tl.constexpr,
-    WHOLE_ROWS: tl.constexpr,
-):
+    x, tokens, column_parts, row_parts, stride_n, stride_c, stride_p, height, width, splits, rows_per_split,
+    column_scale, row_scale,
+    C: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, LANES: tl.constexpr, LAST: tl.constexpr,
+    ALIGN: tl.constexpr, STAGES: tl.constexpr, WHOLE_COLUMNS: tl.constexpr, WHOLE_ROWS: tl.constexpr,
+):  # fmt: skip
     n = (tl.program_id(0) // splits).to(tl.int64)
     split = tl.program_id(0) % splits
     tile = tl.program_id(1)
@@ -174,40 +127,30 @@ def pool_forward_kernel(
 
 
 @triton.jit
+def add_parts(parts, output, n, b_i, count, size, scale):
+    """Elements ``b_i`` of one sample's output: the sum of ``count`` parts of ``size`` elements, scaled."""
+    b_mask = (b_i >= 0) & (b_i < size)
+    b_sum = tl.zeros_like(b_i).to(tl.float32)
+    for part in range(count):
+        b_sum += tl.load(parts + (n * count + part) * size + b_i, mask=b_mask, other=0.0)
+    tl.store(output + b_i, (b_sum * scale).to(output.dtype.element_ty), mask=b_mask)
+
+
+@triton.jit
 def add_parts_kernel(
-    column_parts,
-    row_parts,
-    tokens,
-    height,
-    width,
-    splits,
-    tiles,
-    column_scale,
-    row_scale,
-    C: tl.constexpr,
-    WHOLE_COLUMNS: tl.constexpr,
-    WHOLE_ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    column_parts, row_parts, tokens, height, width, splits, tiles, column_scale, row_scale,
+    C: tl.constexpr, WHOLE_COLUMNS: tl.constexpr, WHOLE_ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Add up one sample's parts: of its columns over ``splits``, of its rows over ``tiles``."""
     n = tl.program_id(0).to(tl.int64)
     b_i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     tokens += n * (height + width) * C
     if not WHOLE_COLUMNS:
-        size = width * C
-        b_mask = b_i < size
-        b_sum = tl.zeros([BLOCK], tl.float32)
-        for part in range(splits):
-            b_sum += tl.load(column_parts + (n * splits + part) * size + b_i, mask=b_mask, other=0.0)
-        tl.store(tokens + b_i, (b_sum * column_scale).to(tokens.dtype.element_ty), mask=b_mask)
+        add_parts(column_parts, tokens, n, b_i, splits, width * C, column_scale)
     if not WHOLE_ROWS:
-        size = height * C
-        b_j = b_i if WHOLE_COLUMNS else b_i - width * C
-        b_mask = (b_j >= 0) & (b_j < size)
-        b_sum = tl.zeros([BLOCK], tl.float32)
-        for part in range(tiles):
-            b_sum += tl.load(row_parts + (n * tiles + part) * size + b_j, mask=b_mask, other=0.0)
-        tl.store(tokens + width * C + b_j, (b_sum * row_scale).to(tokens.dtype.element_ty), mask=b_mask)
+        add_parts(
+            row_parts, tokens + width * C, n, b_i if WHOLE_COLUMNS else b_i - width * C, tiles, height * C, row_scale
+        )
 
 
 def pool_forward(

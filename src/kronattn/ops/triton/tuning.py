@@ -74,19 +74,11 @@ def pool_blocks(batch: int, channels: int, height: int, width: int, itemsize: in
         # A second launch, to add up parts, would take longer than the work that it saves.
         splits = 1
     rows_per_split = ceil_div(ceil_div(height, splits), block_rows) * block_rows
-    return PoolBlocks(
-        rows=block_rows,
-        width=block_width,
-        channels=block_channels,
-        tiles=tiles,
-        channel_blocks=channel_blocks,
-        splits=ceil_div(height, rows_per_split),
-        rows_per_split=rows_per_split,
-        lanes=_lanes(block_width, block_channels, itemsize) if channels_last else block_width,
-        warps=warps,
-        registers=128,
-        stages=3 if warps == 8 and channels_last and itemsize == 2 else 0,
-    )
+    # A warp's threads read so many positions side by side when each reads 16 bytes of channels.
+    lanes = max(1, min(block_width, 32 * (16 // itemsize) // block_channels)) if channels_last else block_width
+    stages = 3 if warps == 8 and channels_last and itemsize == 2 else 0
+    blocks = block_rows, block_width, block_channels, tiles, channel_blocks
+    return PoolBlocks(*blocks, ceil_div(height, rows_per_split), rows_per_split, lanes, warps, 128, stages)
 
 
 class OuterBlocks(NamedTuple):
@@ -182,11 +174,6 @@ def row_blocks(rows: int, channels: int, writes: bool) -> RowBlocks:
     programs = min(tiles, max(1, (8 * _FEWEST_PROGRAMS if writes else _ENOUGH_PROGRAMS) // blocks))
     per_program = ceil_div(tiles, programs) * block_rows
     return RowBlocks(block_rows, block_channels, blocks, ceil_div(rows, per_program), per_program, 8)
-
-
-def _lanes(block_width: int, block_channels: int, itemsize: int) -> int:
-    """How many positions a warp's threads read side by side when each reads 16 bytes of channels."""
-    return max(1, min(block_width, 32 * (16 // itemsize) // block_channels))
 
 
 def _ranges(programs: int, positions: int, block: int, enough: int) -> tuple[int, int]:

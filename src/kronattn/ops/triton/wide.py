@@ -1,8 +1,8 @@
 """What wide layers do to their materialised coefficients between PyTorch's matrix products, in one pass each.
 
-The same functions as in :mod:`kronattn.ops.matrix_products`, for eager code; the compiler fuses those by itself. With
-them the head of DeepLabV2 launches 68 times in training, with these 37; launching is most of what it takes its host
-(``results/stages-h200.json``).
+The same as in :mod:`kronattn.ops.matrix_products`, for eager code; the compiler fuses that by itself. With it the head
+of DeepLabV2 launched 68 times in training, with kernels 37 (``results/stages-h200.json``), when norm and softmax were
+still one each; launching is most of what it takes its host.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -15,14 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops import matrix_products
+from kronattn.ops import matrix_products, torch_backend
 from kronattn.ops.coefficients import Moments
 from kronattn.ops.triton.blocks import launch
+from kronattn.ops.triton.coefficient_norm import coefficient_scale, finish_normalise_backward
 from kronattn.ops.triton.layout import on_device
-from kronattn.ops.triton.moments import finish_moments
+from kronattn.ops.triton.moments import finish_moments, slope_and_level
+from kronattn.ops.triton.operators import differentiable, records
 from kronattn.ops.triton.tuning import ceil_div, power_of_two
 
-__all__ = ["centred", "moments", "softmax"]
+__all__ = ["centred", "moments", "normalised_softmax"]
 
 # Elements of a program's tile, and programs that read a whole matrix.
 _TILE = 4096
@@ -31,7 +33,7 @@ _PROGRAMS = 528
 
 def centred(keys: Tensor, dtype: torch.dtype) -> Tensor:
     """As :func:`kronattn.ops.matrix_products.centred`."""
-    return _Centred.apply(keys, dtype) if _records(keys) else _centre_keys(keys, dtype)
+    return _Centred.apply(keys, dtype) if records(keys) else _centre(keys, keys.shape[1], dtype, backward=False)
 
 
 def moments(matrix: Tensor, count: int) -> tuple[Moments, Tensor]:
@@ -40,13 +42,14 @@ def moments(matrix: Tensor, count: int) -> tuple[Moments, Tensor]:
     return Moments(matrix.shape[0] * matrix.shape[1] * count, mean, squares), matrix
 
 
-def softmax(matrix: Tensor, count: int) -> Tensor:
-    """As :func:`kronattn.ops.matrix_products.softmax`."""
-    return _Softmax.apply(matrix, count) if _records(matrix) else _softmax(matrix, count)[..., :count]
-
-
-def _records(x: Tensor) -> bool:
-    return torch.is_grad_enabled() and x.requires_grad
+def normalised_softmax(
+    matrix: Tensor, count: int, weight: Tensor, moments: Moments | None, running: tuple[Tensor, Tensor, Tensor], *,
+    eps: float, momentum: float,
+) -> Tensor:  # fmt: skip
+    """(N, m, count): the softmax of coefficients times their norm, whose ``running`` statistics it changes."""
+    if moments is None:
+        return _softmax(matrix, weight, None, weight, 1, running, eps, momentum, count)[0][..., :count]
+    return _Softmax.apply(matrix, weight, moments.squares, moments.mean, moments.members, running, eps, momentum, count)
 
 
 @triton.jit
@@ -118,10 +121,7 @@ def matrix_moments_backward_kernel(
     """output = d_matrix + what comes through the moments."""
     b_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     b_k = tl.arange(0, BK)
-    slope = 2.0 * tl.load(d_squares)
-    level = -slope * tl.load(mean)
-    if HAS_D_MEAN:
-        level += tl.load(d_mean) / members
+    slope, level = slope_and_level(mean, d_mean, d_squares, 0, members, HAS_D_MEAN)
     b_e = load_matrix_rows(matrix, b_r, rows, b_k, M, M)
     b_shared = tl.where((b_k == count)[None, :], (b_e * slope + level) * count, 0.0)
     b_d = tl.where((b_k < count)[None, :], b_e * slope, b_shared)
@@ -132,10 +132,17 @@ def matrix_moments_backward_kernel(
 
 
 @triton.jit
-def softmax_kernel(matrix, output, rows, count, M: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr):
+def softmax_kernel(
+    matrix, weight, mean, squares, running_mean, running_var, batches, inverse, output,
+    rows, count, members, eps, momentum,
+    M: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, BATCH: tl.constexpr,
+):  # fmt: skip
     b_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     b_k = tl.arange(0, BK)
-    b_e = load_matrix_rows(matrix, b_r, rows, b_k, M, M)
+    scale = coefficient_scale(
+        weight, mean, squares, running_mean, running_var, batches, inverse, 0, members, eps, momentum, BATCH
+    )  # fmt: skip
+    b_e = load_matrix_rows(matrix, b_r, rows, b_k, M, M) * scale
     b_e = tl.where((b_k < count)[None, :], b_e, float("-inf"))
     b_a = tl.exp(b_e - tl.max(b_e, axis=1)[:, None])
     b_a = b_a / tl.sum(b_a, axis=1)[:, None]
@@ -145,28 +152,44 @@ def softmax_kernel(matrix, output, rows, count, M: tl.constexpr, BR: tl.constexp
 
 @triton.jit
 def softmax_backward_kernel(
-    softmax, d_softmax, output, rows, count, d_stride, M: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr
+    softmax, d_softmax, matrix, weight, inverse, parts, output, rows, count,
+    M: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """The gradient of the coefficients, and each program's part of the scale's."""
     b_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     b_k = tl.arange(0, BK)
     b_a = load_matrix_rows(softmax, b_r, rows, b_k, M, M)
-    b_da = load_matrix_rows(d_softmax, b_r, rows, b_k, d_stride, count)
+    b_da = load_matrix_rows(d_softmax, b_r, rows, b_k, count, count)
     b_d = b_a * (b_da - tl.sum(b_a * b_da, axis=1)[:, None])
+    b_e = load_matrix_rows(matrix, b_r, rows, b_k, M, M)
+    tl.store(parts + tl.program_id(0), tl.sum(tl.sum(b_d * b_e, axis=1), axis=0))
+    b_d *= tl.load(inverse) * tl.load(weight).to(tl.float32)
     b_mask = (b_r < rows)[:, None] & (b_k < M)[None, :]
     tl.store(output + b_r[:, None] * M + b_k[None, :], b_d.to(output.dtype.element_ty), mask=b_mask)
 
 
-def _blocks(matrix: Tensor) -> tuple[int, int, int]:
-    """Columns, and how many rows and columns a program takes at a time."""
+def _blocks(matrix: Tensor) -> tuple[int, tuple[int, int, int]]:
+    """Rows of a matrix; its columns, and how many rows and columns a program takes at a time."""
     width = matrix.shape[-1]
     block = max(16, power_of_two(width))
-    return width, max(1, _TILE // block), block
+    return matrix.numel() // width, (width, max(1, _TILE // block), block)
 
 
-def _centre(x: Tensor, output: Tensor, count: int, *, backward: bool) -> Tensor:
-    batch, channels = x.shape[0], x.shape[2]
+def _row_by_row(kernel: Any, matrix: Tensor, others: tuple[Tensor, ...], *numbers: float, flags: Any = ()) -> Tensor:
+    """What a kernel that takes some rows at a time makes of a matrix and ``others``: a matrix like it."""
+    rows, blocks = _blocks(matrix)
+    output = torch.empty_like(matrix)
+    with on_device(matrix):
+        launch(kernel, (ceil_div(rows, blocks[1]),), (matrix, *others, output), (rows, *numbers), *blocks, *flags)
+    return output
+
+
+def _centre(x: Tensor, count: int, dtype: torch.dtype, *, backward: bool) -> Tensor:
+    """(N, count, C) keys to (N, padded(count), C) in ``dtype``; backward, the other way round."""
+    batch, _, channels = x.shape
+    padded = matrix_products.padded(count)
+    output = torch.empty((batch, count if backward else padded, channels), dtype=dtype, device=x.device)
     block = min(64, power_of_two(channels))
-    padded = x.shape[1] if backward else output.shape[1]
     with on_device(x):
         launch(
             centre_kernel, (batch, ceil_div(channels, block)), (x, output), (*x.stride(), count, padded),
@@ -175,49 +198,29 @@ def _centre(x: Tensor, output: Tensor, count: int, *, backward: bool) -> Tensor:
     return output
 
 
-def _centre_keys(keys: Tensor, dtype: torch.dtype) -> Tensor:
-    batch, count, channels = keys.shape
-    rows = torch.empty((batch, matrix_products.padded(count), channels), dtype=dtype, device=keys.device)
-    return _centre(keys, rows, count, backward=False)
-
-
-def _softmax(matrix: Tensor, count: int) -> Tensor:
-    width, block_rows, block = _blocks(matrix)
-    rows, output = matrix.numel() // width, torch.empty_like(matrix)
-    with on_device(matrix):
-        tensors = matrix, output
-        launch(softmax_kernel, (ceil_div(rows, block_rows),), tensors, (rows, count), width, block_rows, block)
-    return output
-
-
 class _Centred(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, keys: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.count, ctx.dtype = keys.shape[1], keys.dtype
-        return _centre_keys(keys, dtype)
+        return _centre(keys, ctx.count, dtype, backward=False)
 
     @staticmethod
     def backward(ctx: Any, d_rows: Tensor) -> tuple[Tensor, None]:
         if torch.is_grad_enabled():
             d_keys = d_rows[:, : ctx.count] + d_rows[:, ctx.count :][:, :1] / ctx.count
             return (d_keys - d_rows[:, : ctx.count].mean(dim=1, keepdim=True)).to(ctx.dtype), None
-        d_keys = torch.empty((d_rows.shape[0], ctx.count, d_rows.shape[2]), dtype=ctx.dtype, device=d_rows.device)
-        return _centre(d_rows, d_keys, ctx.count, backward=True), None
+        return _centre(d_rows, ctx.count, ctx.dtype, backward=True), None
 
 
 class _Moments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        width, block_rows, block = _blocks(matrix)
-        rows = matrix.numel() // width
-        per_program = ceil_div(ceil_div(rows, _PROGRAMS), block_rows) * block_rows
+        rows, blocks = _blocks(matrix)
+        per_program = ceil_div(ceil_div(rows, _PROGRAMS), blocks[1]) * blocks[1]
         programs = ceil_div(rows, per_program)
         parts = torch.empty((programs, 4), dtype=torch.float32, device=matrix.device)
         with on_device(matrix):
-            launch(
-                matrix_moments_kernel, (programs,), (matrix, parts), (rows, per_program, count),
-                width, block_rows, block,
-            )  # fmt: skip
+            launch(matrix_moments_kernel, (programs,), (matrix, parts), (rows, per_program, count), *blocks)
             mean, squares = finish_moments(parts, 1, 1, float(rows * count))
         ctx.save_for_backward(matrix, mean)
         ctx.count = count
@@ -233,44 +236,56 @@ class _Moments(torch.autograd.Function):
         matrix, mean = ctx.saved_tensors
         d_squares = torch.zeros_like(mean) if d_squares is None else d_squares
         if torch.is_grad_enabled():
-            leaf = matrix.view_as(matrix) if matrix.requires_grad else matrix.detach().requires_grad_()
-            found, _ = matrix_products.moments(leaf, ctx.count)
-            total = (found.squares * d_squares).sum() + (0 if d_mean is None else (found.mean * d_mean).sum())
-            (through,) = torch.autograd.grad(total, leaf, create_graph=True)
+
+            def call(matrix: Tensor) -> Tensor:
+                found, _ = matrix_products.moments(matrix, ctx.count)
+                return (found.squares * d_squares).sum() + (0 if d_mean is None else (found.mean * d_mean).sum())
+
+            (through,) = differentiable(call, (matrix,), None)
             return through if d_matrix is None else d_matrix + through, None
-        width, block_rows, block = _blocks(matrix)
-        rows, output = matrix.numel() // width, torch.empty_like(matrix)
         received = matrix if d_matrix is None else d_matrix.contiguous()
-        with on_device(matrix):
-            launch(
-                matrix_moments_backward_kernel, (ceil_div(rows, block_rows),),
-                (matrix, mean, mean if d_mean is None else d_mean, d_squares, received, output),
-                (rows, ctx.count, float(rows * ctx.count)),
-                width, block_rows, block, d_mean is not None, d_matrix is not None,
-            )  # fmt: skip
-        return output, None
+        others = mean, mean if d_mean is None else d_mean, d_squares, received
+        flags, members = (d_mean is not None, d_matrix is not None), matrix.numel() // matrix.shape[-1] * ctx.count
+        return _row_by_row(matrix_moments_backward_kernel, matrix, others, ctx.count, float(members), flags=flags), None
+
+
+def _softmax(
+    matrix: Tensor, weight: Tensor, squares: Tensor | None, mean: Tensor, members: int, running: tuple[Tensor, ...],
+    eps: float, momentum: float, count: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The softmax, as wide as the matrix, and 1 / deviation of the batch where its squared deviations are given."""
+    inverse = torch.empty((1,), dtype=torch.float32, device=matrix.device)
+    tensors = weight, mean, weight if squares is None else squares, *running, inverse
+    numbers = count, float(members), eps, momentum
+    return _row_by_row(softmax_kernel, matrix, tensors, *numbers, flags=(squares is not None,)), inverse
 
 
 class _Softmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor, count: int) -> Tensor:
-        output = _softmax(matrix, count)
-        ctx.save_for_backward(matrix, output)
+    def forward(
+        ctx: Any, matrix: Tensor, weight: Tensor, squares: Tensor, mean: Tensor, members: int,
+        running: tuple[Tensor, ...], eps: float, momentum: float, count: int,
+    ) -> Tensor:  # fmt: skip
+        output, inverse = _softmax(matrix, weight, squares, mean, members, running, eps, momentum, count)
+        ctx.save_for_backward(matrix, weight, squares, output, inverse)
+        ctx.members, ctx.eps = members, eps
         return output[..., :count]
 
     @staticmethod
-    def backward(ctx: Any, d_softmax: Tensor) -> tuple[Tensor, None]:
-        matrix, output = ctx.saved_tensors
+    def backward(ctx: Any, d_softmax: Tensor) -> tuple[Any, ...]:
+        matrix, weight, squares, output, inverse = ctx.saved_tensors
+        nothing, count = (None,) * 6, d_softmax.shape[-1]
         if torch.is_grad_enabled():
-            leaf = matrix.view_as(matrix) if matrix.requires_grad else matrix.detach().requires_grad_()
-            y = matrix_products.softmax(leaf, d_softmax.shape[-1])
-            return torch.autograd.grad(y, leaf, d_softmax, create_graph=True)[0], None
-        width, block_rows, block = _blocks(matrix)
-        rows, d_matrix = matrix.numel() // width, torch.empty_like(matrix)
-        d_softmax = d_softmax.contiguous()
+
+            def call(matrix: Tensor, weight: Tensor, squares: Tensor) -> Tensor:
+                scale = torch.rsqrt(squares / ctx.members + ctx.eps) * weight
+                return matrix_products.softmax(torch_backend.scaled(matrix, scale, 1).to(matrix.dtype), count)
+
+            return *differentiable(call, (matrix, weight, squares), d_softmax), *nothing
+        rows, blocks = _blocks(matrix)
+        parts = torch.empty((ceil_div(rows, blocks[1]), 1), dtype=torch.float32, device=matrix.device)
+        others = d_softmax.contiguous(), matrix, weight, inverse, parts
+        d_matrix = _row_by_row(softmax_backward_kernel, output, others, count)
         with on_device(matrix):
-            launch(
-                softmax_backward_kernel, (ceil_div(rows, block_rows),), (output, d_softmax, d_matrix),
-                (rows, d_softmax.shape[-1], d_softmax.shape[-1]), width, block_rows, block,
-            )  # fmt: skip
-        return d_matrix, None
+            d_squares, d_weight = finish_normalise_backward(parts, weight, inverse, ctx.members)
+        return d_matrix, d_weight, d_squares, *nothing

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from kronattn.nn import DenseAttention, DenseSegmentationHead
-from kronattn.nn.attention import dense_moments
 from kronattn.nn.grid_attention import map_positions
+from kronattn.ops import torch_backend
 
 __all__ = ["HEADS", "Case", "Head", "MaterialisedSegmentationHead"]
 
@@ -49,7 +49,7 @@ class _MaterialisedAttention(DenseAttention):
         queries, keys, values = (map_positions(linear, query).flatten(2).transpose(1, 2) for linear in maps)
         moments = None
         if self.uses_batch_statistics:
-            moments = dense_moments(queries.transpose(1, 2), keys, 1, False)
+            moments = torch_backend.moments(queries.transpose(1, 2), keys)
         keys, _ = self._normalised(keys, moments)
         # One row a query: the softmax runs along memory, which is the fastest of the ways to write Eq. 1.
         coefficients = torch.bmm(queries, keys.to(queries.dtype).transpose(1, 2)).softmax(dim=-1)
