@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kronattn.cli import main
-from kronattn.tables.operators import OPERATORS, Case, measure_operators, operator_tables
+from kronattn.tables.operators.candidates import OPERATORS, Case
+from kronattn.tables.operators.table import measure_operators, operator_tables
 from kronattn.tasks import TASKS
 
 CONTRIBUTING = Path(__file__).resolve().parent.parent / "CONTRIBUTING.md"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -49,3 +50,23 @@ def test_every_file_it_links_to_is_there():
 def test_every_command_it_names_has_help_with_an_example(command, capsys):
     assert main([*command.split(), "--help"]) == 0
     assert "Example" in capsys.readouterr().out or (" " not in command and command in ("tables", "bench", "list"))
+
+
+@pytest.mark.parametrize(
+    ("value", "aim", "at", "shown"),
+    [
+        (1.51, "at most 1.5", 0, "**x**"),
+        (1.5, "at most 1.5", 3, "x"),
+        (4.9, "at least 5", 1, "**x**"),
+        (0.051, "under 5%", 0, "**x**"),
+        (14_759, "at least 12,000", 0, "x"),
+        (69, "at least 20, 70", 1, "**x**"),
+        (69, "at least 20, 70", 0, "x"),
+        (121, "at most 90 s", 0, "**x**"),
+        (0.04, "within 0.5 of kanet_kv", 0, "x"),
+    ],
+)
+def test_a_goal_that_is_missed_is_bold(value, aim, at, shown, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    written = importlib.import_module("goals").written
+    assert written((value, "x"), aim, at) == shown

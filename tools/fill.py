@@ -5,7 +5,6 @@ Run `python tools/fill.py` after a measurement; `--check` only says whether the 
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,18 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from goals import goal_tables
+from stored import RESULTS, ROOT, compared, read, row_of
+
 from kronattn.bench.operators import over_copy
 from kronattn.bench.shown import tables
-from kronattn.measure import Comparison, Row, Way, read_comparison
+from kronattn.measure import Comparison, Row, Way
 from kronattn.present import NOTHING, Cell, Column, Table, round_significant, tabulate, to_markdown
 from kronattn.study.summary import summarise_study
 from kronattn.study.tables import overview_table, part_table
 from kronattn.study.words import advice, findings
 from kronattn.tables.networks import from_json, network_tables
 from kronattn.tables.operators.table import printed
-
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "results"
 
 
 def headline() -> list[Table]:
@@ -330,6 +329,7 @@ TABLES: dict[str, Mapping[str, Callable[[], Sequence[str | Table]]]] = {
         ),
     },
     "docs/when.md": {"study": studies},
+    "results/README.md": {"goals": goal_tables},
     "docs/segmentation.md": {
         "camvid": trained("camvid", "over the first", "pixel accuracy", "MAdd", "peak memory", "images a second"),
         "camvid-test": evaluated(
@@ -341,24 +341,6 @@ TABLES: dict[str, Mapping[str, Callable[[], Sequence[str | Table]]]] = {
         "heads": command("heads-h200"),
     },
 }
-
-
-def read(name: str) -> Any:
-    """A file in results/ that is no comparison of speeds."""
-    return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def compared(name: str) -> Comparison:
-    """A file in results/ that is one."""
-    return read_comparison(RESULTS / f"{name}.json")
-
-
-def row_of(found: Comparison, candidate: str, way: Way) -> Row:
-    """A row that has to be there."""
-    row = found.find(candidate, way)
-    if row is None:
-        raise SystemExit(f"results/ have no {candidate} on {way}")
-    return row
 
 
 def value_of(ratio: Any) -> float:

@@ -195,7 +195,7 @@ def test_compare_contexts(recipe_file, tmp_path, capsys):
     assert [row["model"] for row in found["summary"]] == ["kanet_kv+none", "kanet_kv+global_mean"]
     assert found["summary"][0]["parameters"] > found["summary"][1]["parameters"]
     assert (tmp_path / "runs" / "kanet_kv+none-seed0" / "weights.safetensors").exists()
-    message = "unknown context 'global_maen': did you mean 'global_mean' or 'global_context'? There are none, global"
+    message = "unknown context 'global_maen': did you mean 'global_mean' or 'global_context'? There are none,"
     assert message in error_of(capsys, [*arguments, "--context", "none,global_maen"])
     error = error_of(capsys, [*arguments, "--context", "none", "--baseline", "kanet_kv"])
     assert "--baseline kanet_kv is not among --models kanet_kv+none" in error

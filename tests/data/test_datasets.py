@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader
 from kronattn.data.classification import load_split
 from kronattn.data.datasets import ImageDataset, collate_good, decode_all
 from kronattn.data.images import BadImage
-from kronattn.data.transforms import ImageSettings, evaluation_transform
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def test_both_ways_give_the_same_pixels(images):
     source, _ = images
     decoded, bad = decode_all(source, 16)
     assert bad == []
-    whole = ImageDataset(source, evaluation_transform(ImageSettings(resize=16, size=16)))
+    whole = ImageDataset(source, 16)
     one_by_one = torch.stack([whole[index][0] for index in range(12)])
     assert torch.equal(decoded.pixels, one_by_one)
     assert decoded.labels.tolist() == list(source.labels)
@@ -68,8 +67,7 @@ def test_bad_images_are_left_out_and_named(with_bad):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_bad_images_are_left_out_of_batches_and_counted(with_bad, workers):
-    transform = evaluation_transform(ImageSettings(resize=16, size=16))
-    dataset = ImageDataset(with_bad, transform, skip_bad=True)
+    dataset = ImageDataset(with_bad, 16, skip_bad=True)
     loader = DataLoader(dataset, batch_size=4, collate_fn=collate_good, num_workers=workers)
     assert [len(labels) for _, labels in loader] == [3, 3, 4]
     assert dataset.skipped.nonzero().flatten().tolist() == [2, 6]

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from kronattn.data.images import BadImage
-from kronattn.data.masks import Labels, decode_mask, paint, voc_palette
+from kronattn.data.masks import Labels, decode_mask, voc_palette
 from kronattn.data.segmentation import CAMVID, VOC
 from tests.data.segmentation_folders import encoded, labels, palette_image
 
@@ -28,7 +28,9 @@ class TestKinds:
             assert np.array_equal(decode_mask(encoded(image), "mask.png", VOC), values)
 
     def test_colours_of_voc(self, values):
-        coloured = Image.fromarray(paint(values, VOC))
+        colours = np.zeros((256, 3), dtype=np.uint8)
+        colours[: VOC.num_classes] = VOC.palette
+        coloured = Image.fromarray(colours[values])
         for image in (coloured, coloured.convert("RGBA"), palette_image(values).convert("RGB")):
             pixels = np.array(image.convert("RGB"))
             pixels[:2] = VOC.ignore_colour  # the palette's own entry 255 is another one

@@ -1,5 +1,6 @@
 """The baselines of Table 3: their figures, their notes, and the two networks that are written here."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -249,7 +250,8 @@ def test_missing_library(monkeypatch: pytest.MonkeyPatch, name: str, library: st
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ModuleNotFoundError) as caught:
         BASELINES[name].build()
-    assert str(caught.value) == f"{name} needs {library}: pip install 'kronattn[{extra}]'"
+    # The library's own name of it may say a version.
+    assert re.fullmatch(rf"{name}\w* needs {library}: pip install 'kronattn\[{extra}\]'", str(caught.value))
 
 
 def test_broken_library_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:

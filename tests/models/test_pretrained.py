@@ -99,7 +99,7 @@ class TestFiles:
         pytest.importorskip("torchvision")
         from torchvision.datasets import Imagenette
 
-        from kronattn.predict import predict_files
+        from kronattn.predict.run import predict_files
 
         with tarfile.open(VALIDATION) as archive:
             members = [member for member in archive if member.isfile()][::40]

@@ -11,7 +11,8 @@ from torch import nn
 from kronattn.data.images import read_image
 from kronattn.data.prepare import prepare_image
 from kronattn.models.files import Description
-from kronattn.predict import list_images, predict_files
+from kronattn.predict.inputs import list_images
+from kronattn.predict.run import predict_files
 from tests.trained import CLASSES, network, photo
 
 

@@ -10,16 +10,17 @@ import torch
 from kronattn.measure import count_madd
 from kronattn.nn import DenseAttention
 from kronattn.present import format_percent
-from kronattn.tables.operators import (
+from kronattn.tables.operators import peers
+from kronattn.tables.operators.candidates import (
     OPERATORS,
-    PRINTED,
     Case,
-    draw_operators,
-    measure_operators,
-    operator_tables,
-    peers,
+    FusedAttention,
+    MappedAttention,
+    MaterialisedAttention,
+    with_map,
 )
-from kronattn.tables.operators.candidates import FusedAttention, MappedAttention, MaterialisedAttention, with_map
+from kronattn.tables.operators.printed import PRINTED
+from kronattn.tables.operators.table import draw_operators, measure_operators, operator_tables
 
 MADD = {
     "attn": (627_200, 9_884_672, 157_552_640),

@@ -9,17 +9,10 @@ import torch
 
 from kronattn.cli import main
 from kronattn.nn import DenseSegmentationHead
-from kronattn.tables.segmentation import (
-    HEADS,
-    PRINTED,
-    Case,
-    MaterialisedSegmentationHead,
-    count_networks,
-    draw_heads,
-    head_table,
-    measure_heads,
-    read_results,
-)
+from kronattn.tables.segmentation.candidates import HEADS, Case, MaterialisedSegmentationHead
+from kronattn.tables.segmentation.heads import draw_heads, head_table, measure_heads
+from kronattn.tables.segmentation.networks import count_networks
+from kronattn.tables.segmentation.printed import PRINTED, read_results
 
 SMALL = ["tables", "segmentation", "--backbone", "kanet_kv", "--sizes", "33,65", "--seconds", "0.01"]
 TINY = Case(33, batch=2, channels=16, num_classes=3)

@@ -1,16 +1,20 @@
 """Recipes: what they say, what they refuse, and that the paper's are the paper's to the letter."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from kronattn.data.transforms import evaluation_transform, training_transform
+from kronattn.data.classification import ImageArray
+from kronattn.data.datasets import collate_good
 from kronattn.models import create_model
 from kronattn.nn import GlobalMean, KroneckerAttention
 from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.training.comparison import plan
+from kronattn.training.image_data import ImageData
 from kronattn.training.optimisation import build_optimiser, build_schedule
 from kronattn.training.recipe import Recipe, load_recipe, recipe_yaml
 
@@ -146,16 +150,24 @@ class TestThePapersRecipe:
         assert len(layers) == 10
         assert all(isinstance(layer.norm, CoefficientNorm) for layer in layers)
 
+    def prepared(self, recipe, picture, split, count):
+        """What the network sees of a picture, as colours from 0 to 255 again."""
+        data = ImageData(replace(recipe.data, in_memory="no"), count)
+        data._splits[split] = ImageArray(["one"], [0] * count, np.stack([picture] * count))
+        dataset = data._datasets[split] = data.build(split)
+        torch.manual_seed(0)
+        images, _ = data.prepare(collate_good([dataset[at] for at in range(count)]), split)
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (data.images.mean, data.images.std))
+        return 255 * (images * std + mean)
+
     def test_training_images(self, recipe):
         # A picture whose colour tells the place, so that a crop shows where it was taken from, and at which scale.
         places = torch.arange(512, dtype=torch.float32).mul(255 / 511)
         picture = torch.stack((places[:, None].expand(512, 512), places.expand(512, 512), torch.zeros(512, 512)))
-        picture = picture.round().to(torch.uint8)
-        cut = training_transform(recipe.data.images)
-        torch.manual_seed(0)
-        seen = [cut(picture) for _ in range(60)]
-        assert {tuple(image.shape) for image in seen} == {(3, 224, 224)}
-        spans = [int(image[0, -1, 0]) - int(image[0, 0, 0]) for image in seen]
+        picture = picture.round().to(torch.uint8).permute(1, 2, 0).numpy()
+        seen = self.prepared(recipe, picture, "train", 60)
+        assert seen.shape == (60, 3, 224, 224)
+        spans = [float(image[0, -1, 0] - image[0, 0, 0]) for image in seen]
         # 224 of 256 rows: the whole height was scaled to 256, whatever the crop.
         assert all(abs(span - 223) <= 2 for span in spans)
         tops = {int(image[0, 0, 0]) for image in seen}
@@ -165,11 +177,11 @@ class TestThePapersRecipe:
         assert 15 < sum(mirrored) < 45
 
     def test_evaluation_images_are_centre_crops(self, recipe):
-        picture = torch.zeros(3, 256, 256, dtype=torch.uint8)
-        picture[:, 16:-16, 16:-16] = 200
-        image = evaluation_transform(recipe.data.images)(picture)
-        assert image.shape == (3, 224, 224)
-        assert (image == 200).all()
+        picture = np.zeros((256, 256, 3), dtype=np.uint8)
+        picture[16:-16, 16:-16] = 200
+        images = self.prepared(recipe, picture, "val", 1)
+        assert images.shape == (1, 3, 224, 224)
+        assert (images.round() == 200).all()
 
 
 @pytest.mark.parametrize(

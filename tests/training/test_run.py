@@ -77,6 +77,13 @@ def test_the_same_seed_gives_the_same_bits(recipe, tmp_path):
     assert not same_weights(tmp_path / "a", tmp_path / "c")
 
 
+def test_images_from_files_give_the_bits_of_images_in_memory(recipe_file, tmp_path):
+    for in_memory in ("yes", "no"):
+        settings = (f"data.in_memory={in_memory}", "data.workers=0", "epochs=2")
+        train(with_settings(recipe_file, *settings), folder=tmp_path / in_memory)
+    assert same_weights(tmp_path / "yes", tmp_path / "no")
+
+
 def test_a_config_that_a_run_used_repeats_it(recipe, tmp_path):
     train(replace(recipe, epochs=2), folder=tmp_path / "a")
     train(load_recipe(tmp_path / "a" / "config.yaml"), folder=tmp_path / "b")

@@ -6,204 +6,112 @@ Each candidate has a process of its own and they take turns. In one process, thr
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kronattn.bench.networks import check_network
 from kronattn.export.capture import export_network
 from kronattn.export.quantise import quantise
-from kronattn.export.runtime import run_onnx
-from kronattn.extras import require_library
+from kronattn.export.runtime import require_onnx, run_onnx
 from kronattn.inference import fuse_known
-from kronattn.measure import describe_environment
+from kronattn.measure import Comparison, Row, Way
+from kronattn.measure.calls import build_network
+from kronattn.measure.processes import Job, compare_in_processes
 from kronattn.models.files import Description
-from kronattn.models.registry import CLASSIFIERS, create_model
 from kronattn.ops import kronecker_attention
-from kronattn.present import Cell, Column, Group, Table, format_significant
+from kronattn.present import Table, format_significant, tabulate
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-__all__ = ["BASE", "DEFAULT_NETWORKS", "WAYS", "Latency", "Settings", "bench_latency", "latency_table", "to_json"]
+__all__ = ["BASE", "DEFAULT_NETWORKS", "OPERATORS", "WAYS", "bench_latency", "latency_table", "network_form"]
 
 BASE = "mobilenetv2"
 DEFAULT_NETWORKS = (BASE, "kanet_kv", "kanet_qkv", "timm/mobilenetv2_100", "timm/mobilenetv4_conv_small")
 WAYS = ("eager", "fused", "compiled", "onnxruntime", "onnxruntime-dynamic", "int8", "operators")
-# The last way compares operators rather than networks.
+# The last way compares operators rather than networks, with the first of these.
 OPERATORS = ("fused attention", "kao_kv", "kao_qkv")
-_OPERATOR_SHAPE = (8, 8, 56, 56)
-# Long enough for threads that spin to go to sleep.
-_PAUSE = 0.01
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to run and how long to measure.
-
-    >>> Settings().threads
-    2
-    """
-
-    threads: int = 2
-    batch: int = 1
-    size: int = 224
-    rounds: int = 20
-    turn_seconds: float = 0.1
-
-
-@dataclass(frozen=True)
-class Latency:
-    """One network in one way: milliseconds a call, and the ratio to the base's turn in the same round.
-
-    Time of the CPU does not count waiting for a core, so with one thread its ratio holds on a busy machine too. Several
-    threads spin while they wait for each other, and that counts.
-    """
-
-    network: str
-    way: str
-    milliseconds: float
-    milliseconds_quartiles: tuple[float, float]
-    over_base: float
-    over_base_quartiles: tuple[float, float]
-    cpu_milliseconds: float
-    cpu_over_base: float
-    cpu_over_base_quartiles: tuple[float, float]
+_OPERATOR_CASE = {"batch": 8, "channels": 8, "grid": [56, 56]}
 
 
 def bench_latency(
     networks: Sequence[str] = DEFAULT_NETWORKS,
     ways: Sequence[str] = WAYS,
-    settings: Settings | None = None,
-    track: Callable[[Sequence[str]], Iterable[str]] = lambda items: items,
-) -> list[Latency]:
+    *,
+    batch: int = 1,
+    size: int = 224,
+    rounds: int = 20,
+    turn_seconds: float = 0.1,
+    track: Callable[[Sequence[str]], Iterable[str]] = iter,
+) -> Comparison:
     """Time networks in every way, one way after another; within a way, networks take turns.
 
+    Every process has as many threads as this one.
+
     Args:
-        networks: our names, or "timm/NAME"; the base of the ratios is added where it is missing.
+        networks: our names, "torchvision/NAME" or "timm/NAME"; the base of the ratios is added where it is missing.
         ways: some of ``WAYS``.
-        settings: threads, size and time.
+        batch, size: of the images.
+        rounds: in each of which every network has a turn.
+        turn_seconds: of one turn; a few calls, however long they take.
         track: wraps the loop over ways, in a progress bar for instance.
     """
-    settings = settings or Settings()
+    threads = torch.get_num_threads()
     names = list(dict.fromkeys([BASE, *networks]))
     for name in names:
-        _check_name(name)
-    latencies = []
-    for way in track(list(ways)):
-        candidates = OPERATORS if way == "operators" else names
-        latencies += _summaries(way, _take_turns(candidates, way, settings))
-    return latencies
+        check_network(name)
+    onnx = any(way.startswith("onnxruntime") or way == "int8" for way in ways)
+    if onnx:
+        require_onnx()
+    found = None
+    for how in track(list(ways)):
+        operators = how == "operators"
+        way = Way(_OPERATOR_CASE if operators else {"batch": batch, "size": size}, how=how)
+        measured = compare_in_processes(
+            "latency",
+            OPERATORS if operators else names,
+            [way],
+            lambda name, way: _job(name, way, threads),
+            base=BASE,
+            packages=["onnxruntime"] if onnx else [],
+            settings={"turn_seconds": turn_seconds},
+            memory=False,
+            rounds=rounds,
+            seconds=turn_seconds,
+            at_once=1,
+        )
+        found = found or Comparison("latency", BASE, [], measured.settings, measured.environment, measured.command)
+        found.rows += measured.rows
+    if found is None:
+        raise ValueError(f"no way to run networks was given: known are {', '.join(WAYS)}")
+    # How busy the machine was decides what the figures are worth.
+    load = {"load_average": [round(load, 2) for load in os.getloadavg()]} if hasattr(os, "getloadavg") else {}
+    found.environment |= {"cores": os.cpu_count(), **load}
+    return found
 
 
-def _check_name(name: str) -> None:
-    if not name.startswith("timm/") and name not in CLASSIFIERS:
-        raise ValueError(f"unknown network {name!r}: known are {', '.join(CLASSIFIERS)} and timm/NAME")
+def _job(name: str, way: Way, threads: int) -> Job:
+    function = "operator_call" if way.how == "operators" else "network_form"
+    arguments = {"name": name, "threads": threads, **way.case}
+    return Job(Path(__file__), function, arguments if way.how == "operators" else {**arguments, "how": way.how})
 
 
-# (seconds, seconds of the CPU) of a call, in each round.
-Samples = dict[str, list[tuple[float, float]]]
-
-
-def _take_turns(candidates: Sequence[str], way: str, settings: Settings) -> Samples:
-    workers = {}
-    try:
-        for name in candidates:
-            workers[name] = _Worker(name, way, settings)
-        samples: Samples = {name: [] for name in candidates}
-        for turn in range(settings.rounds):
-            # Every other round the other way round: nobody always follows the same one.
-            for name in list(candidates)[:: -1 if turn % 2 else 1]:
-                time.sleep(_PAUSE)
-                samples[name].append(workers[name].take_turn())
-        return samples
-    finally:
-        for worker in workers.values():
-            worker.stop()
-
-
-class _Worker:
-    """A process with one network in it, which runs when it is told to."""
-
-    def __init__(self, name: str, way: str, settings: Settings) -> None:
-        # A new interpreter: a forked one would share the parent's thread pools, without their threads.
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, name, way, settings), daemon=True)
-        self._process.start()
-        theirs.close()
-        self._receive(f"{name}, {way}")
-
-    def _receive(self, what: str) -> Any:
-        try:
-            answer = self._connection.recv()
-        except EOFError:
-            raise RuntimeError(f"the process of {what} ended before it answered") from None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def take_turn(self) -> tuple[float, float]:
-        self._connection.send("turn")
-        return self._receive("a turn")
-
-    def stop(self) -> None:
-        self._connection.close()
-        self._process.join(timeout=10)
-        if self._process.is_alive():
-            self._process.kill()
-
-
-def _serve(connection: Connection, name: str, way: str, settings: Settings) -> None:
-    torch.set_num_threads(settings.threads)
-    try:
-        with torch.inference_mode(way != "compiled"), torch.no_grad():
-            call = _operator(name) if way == "operators" else _call(name, way, settings)
-            for _ in range(3):
-                call()
-            connection.send("ready")
-            while True:
-                connection.recv()
-                connection.send(_one_turn(call, settings.turn_seconds))
-    except EOFError:
-        pass  # the parent is done
-    except Exception as error:  # to be raised where somebody reads it
-        connection.send(type(error)(str(error)) if isinstance(error, ValueError) else RuntimeError(f"{name}: {error}"))
-
-
-def _one_turn(call: Callable[[], Any], seconds: float) -> tuple[float, float]:
-    """Medians over the turn's calls, after one that brings the caches back."""
-    call()
-    walls: list[float] = []
-    cpus: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(walls) < 3 or time.perf_counter() < end:
-        wall, cpu = time.perf_counter(), time.process_time()
-        call()
-        walls.append(time.perf_counter() - wall)
-        cpus.append(time.process_time() - cpu)
-    return statistics.median(walls), statistics.median(cpus)
-
-
-def _call(name: str, way: str, settings: Settings) -> Callable[[], Any]:
+def network_form(name: str, how: str, *, threads: int, batch: int, size: int) -> Callable[[], Any]:
+    """What a process runs: a network on images, in one of the ways."""
+    torch.set_num_threads(threads)
     model = _settled(name)
-    shape = (settings.batch, 3, settings.size, settings.size)
-    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    if way in ("eager", "fused", "compiled"):
-        run: Any = model if way == "eager" else fuse_known(model)
-        run = torch.compile(run, fullgraph=True) if way == "compiled" else run
+    images = torch.randn((batch, 3, size, size), generator=torch.Generator().manual_seed(0))
+    if how in ("eager", "fused", "compiled"):
+        run: Any = model if how == "eager" else fuse_known(model)
+        run = torch.compile(run, fullgraph=True) if how == "compiled" else run
         return lambda: run(images)
-    description = Description(name, {}, resize=settings.size, size=settings.size)
-    dynamic = way == "onnxruntime-dynamic" or settings.batch > 1
-    content = export_network(model, description, dynamic=dynamic, sizes=[(settings.size, settings.size)]).content
-    if way == "int8":
+    description = Description(name, {}, resize=size, size=size)
+    dynamic = how == "onnxruntime-dynamic" or batch > 1
+    content = export_network(model, description, dynamic=dynamic, sizes=[(size, size)]).content
+    if how == "int8":
         content = quantise(content, "static", [images])
     run = run_onnx(content)
     return lambda: run(images)
@@ -211,19 +119,18 @@ def _call(name: str, way: str, settings: Settings) -> Callable[[], Any]:
 
 def _settled(name: str) -> nn.Module:
     torch.manual_seed(0)
-    if name.startswith("timm/"):
-        timm: Any = require_library("timm", name, extra="timm")
-        model: nn.Module = timm.create_model(name.removeprefix("timm/"))
-    else:
-        model = create_model(name)
+    model = build_network(name)
     # Signals that have died out are denormal numbers, which are slow: give the norms fitting statistics.
-    for _ in range(6):
-        model(torch.randn(4, 3, 64, 64))
+    with torch.no_grad():
+        for _ in range(6):
+            model(torch.randn(4, 3, 64, 64))
     return model.eval()
 
 
-def _operator(name: str) -> Callable[[], Tensor]:
-    x = torch.randn(_OPERATOR_SHAPE, generator=torch.Generator().manual_seed(0))
+def operator_call(name: str, *, threads: int, batch: int, channels: int, grid: Sequence[int]) -> Callable[[], Tensor]:
+    """What a process runs: an operator by itself."""
+    torch.set_num_threads(threads)
+    x = torch.randn((batch, channels, *grid), generator=torch.Generator().manual_seed(0))
     if name == "fused attention":
         # Channels of a position side by side, one head: what PyTorch's kernel wants.
         rows = x.flatten(2).transpose(1, 2).unsqueeze(1).contiguous()
@@ -232,80 +139,49 @@ def _operator(name: str) -> Callable[[], Tensor]:
     return lambda: kronecker_attention(x, mode=mode)
 
 
-def _summaries(way: str, samples: Samples) -> list[Latency]:
-    base = next(iter(samples.values()))
-    latencies = []
-    for name, turns in samples.items():
-        milliseconds = _quartiles([wall * 1e3 for wall, _ in turns])
-        ratios = [
-            _quartiles([turn[clock] / max(other[clock], 1e-9) for turn, other in zip(turns, base, strict=True)])
-            for clock in (0, 1)
-        ]
-        latencies.append(
-            Latency(
-                network=name,
-                way=way,
-                milliseconds=milliseconds[1],
-                milliseconds_quartiles=(milliseconds[0], milliseconds[2]),
-                over_base=ratios[0][1],
-                over_base_quartiles=(ratios[0][0], ratios[0][2]),
-                cpu_milliseconds=statistics.median(cpu * 1e3 for _, cpu in turns),
-                cpu_over_base=ratios[1][1],
-                cpu_over_base_quartiles=(ratios[1][0], ratios[1][2]),
-            )
-        )
-    return latencies
-
-
-def _quartiles(values: list[float]) -> list[float]:
-    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-
-
-def latency_table(latencies: Sequence[Latency], settings: Settings) -> Table:
+def latency_table(found: Comparison) -> Table:
     """The latencies for readers: a group for each way."""
-    columns = (
-        Column("Network", numeric=False),
-        Column("ms"),
-        Column(f"÷ {BASE}"),
-        Column("quartiles"),
-        Column("CPU ms"),
-        Column("÷"),
-        Column("quartiles"),
+
+    def over_base(figure: str) -> Callable[[Row], str | None]:
+        def cell(row: Row) -> str | None:
+            base = OPERATORS[0] if row.how == "operators" else found.base
+            share = found.share_of_rounds(row, base, figure)
+            if share is None or share.low is None or share.high is None:
+                return None
+            spread = "" if row.candidate == base else f" ({_times(share.low)}–{_times(share.high)})"
+            return _times(share.value) + spread
+
+        return cell
+
+    def over_eager(row: Row) -> str | None:
+        eager = found.find(row.candidate, Way(row.case, how="eager"))
+        return None if eager is None or not eager.time_ms else _times((row.time_ms or 0) / eager.time_ms)
+
+    def quartiles(row: Row) -> str | None:
+        return None if row.quartiles_ms is None else "–".join(map(format_significant, row.quartiles_ms))
+
+    case = next((row.case for row in found.rows if "size" in row.case), None)
+    images = "" if case is None else f", batch {case['batch']}, {case['size']}×{case['size']}"
+    note = (
+        f"Ratios of time to {found.base} in the same way and round, with quartiles (operators: to fused attention, at "
+        "8×8×56×56); below 1 is faster. CPU: time of the process on all cores, without waiting for one."
     )
-    groups = []
-    for way in dict.fromkeys(one.way for one in latencies):
-        rows = [
-            [
-                Cell(one.network),
-                Cell(format_significant(one.milliseconds)),
-                Cell(_ratio(one.over_base)),
-                Cell("–".join(_ratio(value) for value in one.over_base_quartiles)),
-                Cell(format_significant(one.cpu_milliseconds)),
-                Cell(_ratio(one.cpu_over_base)),
-                Cell("–".join(_ratio(value) for value in one.cpu_over_base_quartiles)),
-            ]
-            for one in latencies
-            if one.way == way
-        ]
-        groups.append(Group(way, rows))
-    notes = [
-        f"Ratios of time to {BASE} in the same way and round (operators: to fused attention, at 8×8×56×56); below 1 is "
-        "faster. CPU: time of the process on all cores, without waiting for one.",
-    ]
-    title = f"Latency on the CPU, batch {settings.batch}, {settings.size}×{settings.size}, {settings.threads} threads"
-    return Table(title, columns, groups, notes)
+    return tabulate(
+        f"Latency on the CPU{images}, threads: {found.environment['threads']}",
+        {
+            "Network": lambda row: row.candidate,
+            "ms": lambda row: format_significant(row.time_ms),
+            "quartiles": quartiles,
+            f"÷ {found.base}": over_base("time_ms"),
+            "÷ eager": over_eager,
+            "CPU ms": lambda row: None if row.cpu_ms is None else format_significant(row.cpu_ms),
+            "CPU ÷": over_base("cpu_ms"),
+        },
+        found.measured,
+        group=lambda row: row.how,
+        notes=[note, *found.left_out(lambda row: f"{row.candidate}, {row.how}")],
+    )
 
 
-def _ratio(value: float) -> str:
+def _times(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"1/{1 / value:.0f}"
-
-
-def to_json(latencies: Sequence[Latency], settings: Settings) -> dict[str, Any]:
-    """The latencies as one JSON object, with what they were measured on and how busy it was."""
-    environment: dict[str, Any] = {**describe_environment(), "threads": settings.threads}
-    if any(one.way.startswith("onnxruntime") or one.way == "int8" for one in latencies):
-        environment["onnxruntime"] = require_library("onnxruntime", "ONNX", extra="export").__version__
-    if hasattr(os, "getloadavg"):
-        environment["load_average"] = [round(load, 2) for load in os.getloadavg()]
-    environment["cores"] = os.cpu_count()
-    return {"rows": [asdict(one) for one in latencies], "settings": asdict(settings), "environment": environment}

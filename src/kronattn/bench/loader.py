@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from kronattn.data.decoded import Track, untracked
 from kronattn.data.transforms import ImageSettings
 from kronattn.tasks import find_task
 from kronattn.training.callbacks import EpochSpeed, Speed
-from kronattn.training.data import Track, TrainingData, load_data_module
+from kronattn.training.data import TrainingData, load_data_module
 from kronattn.training.recipe import Recipe
 from kronattn.training.run import train
 
@@ -66,7 +67,7 @@ class _Batches:
         return repeat(self.data._kept, len(self)) if self.data.costs_nothing() else iter(self.loader)
 
 
-def bench_loader(recipe: Recipe, *, epochs: int = 4, track: Track = lambda items, description: items) -> dict[str, Any]:
+def bench_loader(recipe: Recipe, *, epochs: int = 4, track: Track = untracked) -> dict[str, Any]:
     """Train a few epochs with the recipe's data and as many with none, by turns; the first of each is left out.
 
     Returns:

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from kronattn.measure import Call, Comparison, Row, Way, compare, replayed
-from kronattn.present import Table, format_ratio, format_significant, require_matplotlib, tabulate
+from kronattn.present import Table, format_ratio, format_significant, new_figure, tabulate
 from kronattn.present.charts import COLOURS, tidy
-from kronattn.tables.operators import OPERATORS, Case
-from kronattn.tables.operators.candidates import with_call
+from kronattn.tables.operators.candidates import OPERATORS, Case, with_call
 
 __all__ = [
     "OPERATORS",
@@ -259,13 +258,10 @@ def draw_costs(found: Comparison) -> object:
     >>> [axis.get_title() for axis in draw_costs(Comparison("operators", "copy", rows)).axes]
     ['Forward', 'Forward and backward']
     """
-    require_matplotlib("the figure")
-    from matplotlib.figure import Figure
-
     device = "graphs" if any(row.how == "graphs" for row in found.rows) else "eager"
     shapes = list(dict.fromkeys(_shape(row.case) for row in found.rows))
     names = [name for name in OPERATORS if any(row.candidate == name for row in found.measured)]
-    figure = Figure(figsize=(12, 9), layout="constrained")
+    figure = new_figure("the figure", 12, 9)
     panels = (("Forward", "inference"), ("Forward and backward", "training"))
     for axis, (title, work) in zip(figure.subplots(2, 1, sharex=True), panels, strict=True):
         for index, name in enumerate(names):

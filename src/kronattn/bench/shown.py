@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kronattn.bench.export import latency_table
 from kronattn.bench.insert import insert_table
+from kronattn.bench.latency import latency_table
 from kronattn.bench.networks import speed_table
 from kronattn.bench.operators import cost_table, draw_costs
 from kronattn.measure import Comparison
 from kronattn.present import Table
-from kronattn.tables.operators import draw_operators, operator_tables
-from kronattn.tables.segmentation import draw_heads, head_table
+from kronattn.tables.operators.table import draw_operators, operator_tables
+from kronattn.tables.segmentation.heads import draw_heads, head_table
 
 __all__ = ["draw", "tables"]
 
@@ -21,7 +21,7 @@ _SHOWN: dict[str, tuple[Callable[[Comparison], Table | Sequence[Table]], Callabl
     "operators": (cost_table, draw_costs),
     "networks": (speed_table, None),
     "heads": (head_table, draw_heads),
-    "export": (latency_table, None),
+    "latency": (latency_table, None),
     "insert": (insert_table, None),
 }
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from kronattn.cli.options import (
+    Against,
     Batch,
     ChannelsLast,
     Device,
@@ -18,11 +19,18 @@ from kronattn.cli.options import (
     Figure,
     Json,
     MemoryBudget,
+    Models,
     Output,
     Quiet,
+    Rounds,
+    Seconds,
+    Size,
+    Sizes,
+    Work,
     budget_in_bytes,
     check_outputs,
     choices,
+    listed,
     show,
 )
 from kronattn.cli.output import console, print_json, progress, write_atomically
@@ -41,23 +49,21 @@ def _bench() -> None: ...
 
 @app.command()
 def networks(
-    models: Annotated[str, typer.Option(help="Comma-separated: our names, torchvision/NAME, timm/NAME.")] = "",
+    models: Models = "",
     device: Device = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, or bfloat16 and float16 through autocast.")] = "float32",
     batch: Batch = 16,
-    size: Annotated[int, typer.Option(min=32, help="Height and width of the images.")] = 224,
+    size: Size = 224,
     channels_last: ChannelsLast = False,
-    work: Annotated[str, typer.Option(help="inference, training, or both.")] = "inference,training",
+    work: Work = "inference,training",
     how: Annotated[str, typer.Option(help="eager, compiled, graphs (CUDA graphs), or several.")] = "eager",
-    seconds: Annotated[float, typer.Option(min=0.01, help="Time to spend on each way of running.")] = 8.0,
+    seconds: Seconds = 8.0,
     processes: Annotated[
         int,
         typer.Option(min=0, help="A process for each network, so many of which compile at a time. 0: one."),
     ] = 0,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each network, where it has a process.")] = 7,
-    against: Annotated[
-        Path | None, typer.Option(help="Another checkout, whose networks take part, each in a process.")
-    ] = None,
+    rounds: Rounds = 7,
+    against: Against = None,
     quiet: Quiet = False,
     json: Json = False,
     output: Output = None,
@@ -68,14 +74,13 @@ def networks(
     """
     from kronattn.bench.networks import DEFAULT_NETWORKS, HOWS, WORKS, bench_networks
     from kronattn.measure import resolve_device, resolve_dtype
-    from kronattn.measure.processes import source_tree
 
     works, hows = choices(work, "--work", WORKS), choices(how, "--how", HOWS)
     check_outputs(output)
     where = resolve_device(device)
     if "graphs" in hows and where.type != "cuda":
         raise ValueError("--how graphs is for CUDA devices: give --device cuda")
-    names = [name.strip() for name in models.split(",") if name.strip()] or DEFAULT_NETWORKS
+    names = listed(models) or DEFAULT_NETWORKS
     found = bench_networks(
         names,
         works,
@@ -88,7 +93,7 @@ def networks(
         seconds=seconds,
         processes=processes,
         rounds=rounds,
-        against=None if against is None else source_tree(against),
+        against=against,
         track=measuring,
     )
     show(found, json=json, output=output)
@@ -102,7 +107,7 @@ def operators(
     dtype: Annotated[str, typer.Option(help="Default: bfloat16 on a GPU, else float32.")] = "",
     contiguous: Annotated[bool, typer.Option("--contiguous", help="Positions side by side, not channels.")] = False,
     training: Annotated[bool, typer.Option(help="Measure forward plus backward too.")] = True,
-    seconds: Annotated[float, typer.Option(min=0.001, help="Time to spend on each measurement.")] = 0.2,
+    seconds: Seconds = 0.2,
     repeats: Annotated[int, typer.Option(min=1, help="Runs, of which the file holds medians.")] = 1,
     quiet: Quiet = False,
     json: Json = False,
@@ -119,7 +124,7 @@ def operators(
     check_outputs(output, figure)
     where = resolve_device(device)
     found = bench_operators(
-        [name.strip() for name in names.split(",")] if names else None,
+        listed(names) or None,
         parse_shapes(shapes) if shapes else SHAPES if where.type == "cuda" else SMALL_SHAPES,
         device=where,
         dtype=resolve_dtype(dtype or ("bfloat16" if where.type == "cuda" else "float32")),
@@ -181,7 +186,7 @@ def loader(
 @app.command()
 def heads(
     names: Annotated[str, typer.Option(help="Comma-separated: aspp, attn, attn_fused, kao_kv, kao_qkv.")] = "",
-    sizes: Annotated[str, typer.Option(help="Heights and widths of the images, with commas.")] = "321,513,1025",
+    sizes: Sizes = "321,513,1025",
     channels: Annotated[int, typer.Option(min=1, help="Channels of the features: ResNet's 2048.")] = 2048,
     stride: Annotated[int, typer.Option(min=1, help="Output stride of the features.")] = 8,
     classes: Annotated[int, typer.Option(min=1, help="Classes.")] = 21,
@@ -189,13 +194,11 @@ def heads(
     device: Device = "cpu",
     dtype: Dtype = "float32",
     channels_last: ChannelsLast = False,
-    work: Annotated[str, typer.Option(help="inference, training, or both.")] = "inference",
-    seconds: Annotated[float, typer.Option(min=0.01, help="Time to spend on each way of running.")] = 4.0,
+    work: Work = "inference",
+    seconds: Seconds = 4.0,
     memory_budget: MemoryBudget = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each head, with --against.")] = 7,
-    against: Annotated[
-        Path | None, typer.Option(help="Another checkout, whose heads take part, each in a process.")
-    ] = None,
+    rounds: Rounds = 7,
+    against: Against = None,
     quiet: Quiet = False,
     json: Json = False,
     output: Output = None,
@@ -206,16 +209,15 @@ def heads(
     Example: kronattn bench heads --device cuda --dtype bfloat16 --channels-last --batch 8 --output heads.json
     """
     from kronattn.measure import resolve_device, resolve_dtype
-    from kronattn.measure.processes import source_tree
-    from kronattn.tables.segmentation import HEADS, Case, measure_heads, parse_sizes
-    from kronattn.tables.segmentation.heads import WORKS
+    from kronattn.tables.segmentation.candidates import HEADS, Case
+    from kronattn.tables.segmentation.heads import WORKS, measure_heads, parse_sizes
 
     works, budget = choices(work, "--work", WORKS), budget_in_bytes(memory_budget)
     cases = [Case(size, batch, channels, stride, classes) for size in parse_sizes(sizes)]
     check_outputs(output, figure)
     found = measure_heads(
         cases,
-        [name.strip() for name in names.split(",")] if names else tuple(HEADS),
+        listed(names) or tuple(HEADS),
         works=works,
         device=resolve_device(device),
         dtype=resolve_dtype(dtype),
@@ -224,7 +226,7 @@ def heads(
         seconds=seconds,
         budget=budget,
         rounds=rounds,
-        against=None if against is None else source_tree(against),
+        against=against,
         track=measuring,
     )
     show(found, json=json, output=output, figure=figure)
@@ -232,10 +234,10 @@ def heads(
 
 @app.command()
 def export(
-    models: Annotated[str, typer.Option(help="Comma-separated. Default: mobilenetv2, kanet_kv, kanet_qkv.")] = "",
+    models: Models = "mobilenetv2,kanet_kv,kanet_qkv",
     runtimes: Annotated[str, typer.Option(help="Which of the three.")] = "eager,compiled,onnxruntime",
     batch: Batch = 1,
-    size: Annotated[int, typer.Option(min=32, help="Height and width of the images.")] = 224,
+    size: Size = 224,
     seconds: Annotated[float, typer.Option(min=0.01, help="Of timing; capturing takes longer.")] = 20.0,
     quiet: Quiet = False,
     json: Json = False,
@@ -243,34 +245,28 @@ def export(
 ) -> None:
     """Latency on the CPU of PyTorch eager, torch.compile and onnxruntime, KANet against MobileNetV2.
 
+    It is `kronattn bench latency` with other defaults.
+
     Example: kronattn bench export --runtimes eager,onnxruntime --output latency.json
     """
-    from kronattn.bench.export import DEFAULT_NETWORKS, RUNTIMES, bench_export
-    from kronattn.export.runtime import require_onnx
-    from kronattn.models.registry import MODELS
+    from kronattn.bench.latency import bench_latency
 
-    chosen = choices(runtimes, "--runtimes", RUNTIMES)
-    names = [name.strip() for name in models.split(",") if name.strip()] or list(DEFAULT_NETWORKS)
-    for name in names:
-        if name not in MODELS:
-            raise ValueError(f"unknown network {name!r}: known are {', '.join(MODELS)}")
-    if "onnxruntime" in chosen:
-        require_onnx()
+    chosen = choices(runtimes, "--runtimes", ("eager", "compiled", "onnxruntime"))
+    names = listed(models)
     check_outputs(output)
-    found = bench_export(names, chosen, batch=batch, size=size, seconds=seconds, track=measuring)
+    rounds = 10
+    turn = seconds / len(chosen) / len(names) / rounds
+    found = bench_latency(names, chosen, batch=batch, size=size, rounds=rounds, turn_seconds=turn, track=measuring)
     show(found, json=json, output=output)
 
 
 @app.command()
 def latency(
-    models: Annotated[
-        str, typer.Option(help="Our names, timm/NAME, with commas. Default: ours and two of timm's.")
-    ] = "",
+    models: Models = "",
     ways: Annotated[str, typer.Option(help="Some of the ways below, with commas. Default: all.")] = "",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each runtime.")] = 2,
     batch: Batch = 1,
-    size: Annotated[int, typer.Option(min=32, help="Height and width of the images.")] = 224,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each network.")] = 20,
+    size: Size = 224,
+    rounds: Rounds = 20,
     turn_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds of a turn; three calls at least.")] = 0.1,
     quiet: Quiet = False,
     json: Json = False,
@@ -283,31 +279,21 @@ def latency(
 
     Example: kronattn bench latency --ways fused,onnxruntime --threads 1 --output latency.json
     """
-    from kronattn.bench.latency import DEFAULT_NETWORKS, WAYS, Settings, bench_latency, latency_table, to_json
-    from kronattn.export.runtime import require_onnx
-    from kronattn.present import to_rich
+    from kronattn.bench.latency import DEFAULT_NETWORKS, WAYS, bench_latency
 
-    chosen = choices(ways, "--ways", WAYS) if ways else list(WAYS)
-    if any(way.startswith("onnxruntime") or way == "int8" for way in chosen):
-        require_onnx()
+    chosen = choices(ways, "--ways", WAYS) if ways else WAYS
     check_outputs(output)
-    names = [name.strip() for name in models.split(",") if name.strip()] or DEFAULT_NETWORKS
-    settings = Settings(threads, batch, size, rounds, turn_seconds)
-    latencies = bench_latency(names, chosen, settings, track=lambda each: progress(list(each), "Measuring"))
-    found = to_json(latencies, settings)
-    if output is not None:
-        write_atomically(output, json_module.dumps(found, indent=2) + "\n")
-    if json:
-        print_json(found)
-        return
-    console.print(to_rich(latency_table(latencies, settings), width=console.width))
-    console.print(", ".join(f"{name} {value}" for name, value in found["environment"].items()), style="dim")
+    names = listed(models) or DEFAULT_NETWORKS
+    found = bench_latency(
+        names, chosen, batch=batch, size=size, rounds=rounds, turn_seconds=turn_seconds, track=measuring
+    )
+    show(found, json=json, output=output)
 
 
 @app.command()
 def insert(
     examples: Annotated[Path, typer.Option(help="The guide's examples, in a checkout.")] = Path("docs/examples"),
-    seconds: Annotated[float, typer.Option(min=0.01, help="Of timing for each example and kind of work.")] = 10.0,
+    seconds: Seconds = 10.0,
     quiet: Quiet = False,
     json: Json = False,
     output: Output = None,

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from kronattn.cli.network import accelerator_of
+from kronattn.cli.options import listed
 from kronattn.cli.output import check_figure, check_writable, console, print_json, write_atomically, write_figure
 from kronattn.cli.train import overrides_of
 
@@ -52,7 +53,6 @@ def compare(
     from kronattn.training.comparison import measure_alone, parse_seeds, plan, run_all, summarise
     from kronattn.training.recipe import load_recipe, recipe_yaml, without_places
 
-    names, layers = ([name.strip() for name in names.split(",") if name.strip()] for names in (models, contexts))
     if alone == 1:
         raise ValueError("--alone must be at least 2: the first epoch warms up and does not count")
     if figure is not None:
@@ -62,7 +62,7 @@ def compare(
     recipe = load_recipe(config, [*overrides_of(context.args), *changes])
     place = folder or Path(f"runs/compare-{config.stem}")
     target = check_writable(output or Path(f"results/{recipe.data.name}.json"))
-    plans = plan(recipe, names, parse_seeds(seeds), place, layers)
+    plans = plan(recipe, listed(models), parse_seeds(seeds), place, listed(contexts))
     labels = list(dict.fromkeys(one.recipe.model.label for one in plans))
     baseline = baseline or labels[0]
     if baseline not in labels:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kronattn.present import Table
 
 __all__ = [
+    "Against",
     "Batch",
     "ChannelsLast",
     "Device",
@@ -31,11 +32,19 @@ __all__ = [
     "Figure",
     "Json",
     "MemoryBudget",
+    "Models",
     "Output",
+    "Picture",
     "Quiet",
+    "Rounds",
+    "Seconds",
+    "Size",
+    "Sizes",
+    "Work",
     "budget_in_bytes",
     "check_outputs",
     "choices",
+    "listed",
     "show",
     "show_tables",
 ]
@@ -44,6 +53,25 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", callback=be_quiet, help="N
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the JSON object into this file too.")]
 Figure = Annotated[Path | None, typer.Option(help="Draw a figure into this file, .png or .svg.")]
+# The same where a command writes nothing else.
+Picture = Annotated[Path | None, typer.Option("--output", "-o", help="Draw a figure into this file, .png or .svg.")]
+Models = Annotated[str, typer.Option(help="Comma-separated: our names, torchvision/NAME, timm/NAME. Default: several.")]
+Size = Annotated[int, typer.Option(min=32, help="Height and width of the images.")]
+Sizes = Annotated[str, typer.Option(help="Heights and widths of the images, with commas.")]
+Work = Annotated[str, typer.Option(help="inference, training, or both.")]
+Seconds = Annotated[float, typer.Option(min=0.001, help="Of timing for each case and way of running.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Turns of each candidate, where it has a process.")]
+
+
+def _source_tree(checkout: Path | None) -> Path | None:
+    from kronattn.measure.processes import source_tree
+
+    return None if checkout is None else source_tree(checkout)
+
+
+Against = Annotated[
+    Path | None, typer.Option(callback=_source_tree, help="Another checkout, which takes part, in processes.")
+]
 Device = Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda, cuda:1, mps.")]
 Dtype = Annotated[str, typer.Option(help="float32, float16, bfloat16 or float64.")]
 Batch = Annotated[int, typer.Option(min=1, help="Images in a batch.")]
@@ -51,6 +79,15 @@ ChannelsLast = Annotated[bool, typer.Option("--channels-last", help="Keep channe
 MemoryBudget = Annotated[
     float | None, typer.Option(help="Gigabytes; what needs more is left out. By default 2 or 4, or half of a GPU's.")
 ]
+
+
+def listed(given: str) -> list[str]:
+    """Names with commas between.
+
+    >>> listed("kanet_kv, kanet_qkv")
+    ['kanet_kv', 'kanet_qkv']
+    """
+    return [name.strip() for name in given.split(",") if name.strip()]
 
 
 def choices(given: str, option: str, known: Iterable[str]) -> list[str]:
@@ -89,13 +126,18 @@ def show(found: Comparison, *, json: bool, output: Path | None = None, figure: P
         write_atomically(output, json_module.dumps(found.to_json(), indent=2) + "\n")
     if figure is not None:
         write_figure(figure, draw(found))
-    show_tables([] if json else tables(found), found.to_json() if json else None, found.environment)
-    if figure is not None and not json:
-        console.print(f"Figure: {figure}", highlight=False, markup=False, soft_wrap=True)
+    payload = found.to_json() if json else None
+    show_tables([] if json else tables(found), payload, found.environment, figure=figure)
 
 
-def show_tables(tables: Iterable[Table], payload: Any = None, environment: dict[str, Any] | None = None) -> None:
-    """A payload as JSON where there is one, else tables, and what they were measured with."""
+def show_tables(
+    tables: Iterable[Table],
+    payload: Any = None,
+    environment: dict[str, Any] | None = None,
+    *,
+    figure: Path | None = None,
+) -> None:
+    """A payload as JSON where there is one, else tables, what they were measured with, and where the figure is."""
     from kronattn.present import to_rich
 
     if payload is not None:
@@ -105,3 +147,5 @@ def show_tables(tables: Iterable[Table], payload: Any = None, environment: dict[
         console.print(to_rich(table, width=console.width))
     if environment:
         console.print(", ".join(f"{name} {value}" for name, value in environment.items()), style="dim")
+    if figure is not None:
+        console.print(f"Figure: {figure}", highlight=False, markup=False, soft_wrap=True)

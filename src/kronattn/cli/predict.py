@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from kronattn.models.files import Description
-    from kronattn.predict import Result
+    from kronattn.predict.run import Result
 
 __all__ = ["predict"]
 
@@ -49,7 +49,9 @@ def predict(
     require_torchvision("predict")
     from kronattn.measure import resolve_device
     from kronattn.models.files import load_model
-    from kronattn.predict import list_images, predict_files, results_csv, results_json, results_table
+    from kronattn.predict.inputs import list_images
+    from kronattn.predict.run import predict_files
+    from kronattn.predict.write import results_csv, results_json, results_table
     from kronattn.present import to_rich
     from kronattn.tasks import find_task
 
@@ -100,7 +102,7 @@ def predict(
 def _write_legend(description: Description, overlays: Path, masks: Path) -> None:
     """What the colours mean: a picture beside the overlays, a text beside the masks, which training could read."""
     from kronattn.data.mask_classes import classes_text
-    from kronattn.predict import colours_of, draw_legend
+    from kronattn.present.legend import colours_of, draw_legend
 
     names = description.classes
     if names:
@@ -112,7 +114,7 @@ def _write_legend(description: Description, overlays: Path, masks: Path) -> None
 def _print_legend(description: Description) -> None:
     from rich.text import Text
 
-    from kronattn.predict import colours_of
+    from kronattn.present.legend import colours_of
 
     line = Text()
     names = description.classes

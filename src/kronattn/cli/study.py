@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from kronattn.cli.options import listed
 from kronattn.cli.output import (
     check_figure,
     check_writable,
@@ -59,7 +60,7 @@ def study(
     from kronattn.study.tables import part_table
 
     whole = load_study(file)
-    chosen = whole.chosen([name.strip() for name in only.split(",") if name.strip()])
+    chosen = whole.chosen(listed(only))
     if not data.is_dir():
         raise FileNotFoundError(f"--data {data} is not a folder: give the one that holds {chosen.parts[0].path}")
     if prepare is not None:
@@ -71,8 +72,7 @@ def study(
         check_figure(figure, "--figure")
     target = check_writable(output or Path(f"results/{whole.name}.json"))
     shown = check_writable(page or target.with_suffix(".html"), "--page")
-    others = [Path(name.strip()) for name in taken.split(",") if name.strip()]
-    records = Records(whole, target, others)
+    records = Records(whole, target, [Path(name) for name in listed(taken)])
 
     def report(one: Progress) -> None:
         record = one.record

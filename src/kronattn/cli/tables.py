@@ -14,19 +14,21 @@ from kronattn.cli.options import (
     Dtype,
     Json,
     MemoryBudget,
+    Picture,
     Quiet,
+    Seconds,
+    Sizes,
     budget_in_bytes,
     check_outputs,
     show,
     show_tables,
 )
-from kronattn.cli.output import console, progress, write_figure
+from kronattn.cli.output import progress, write_figure
 
 __all__ = ["app", "networks", "operators", "segmentation"]
 
 app = typer.Typer(no_args_is_help=True, help="The paper's tables, recomputed beside the printed values.")
 
-Picture = Annotated[Path | None, typer.Option("--output", "-o", help="Draw a figure into this file, .png or .svg.")]
 measuring = partial(progress, description="Measuring")
 
 
@@ -49,7 +51,7 @@ def operators(
     """
     # Imported here, so that a sub-command loads what it needs and no more.
     from kronattn.measure import resolve_device, resolve_dtype
-    from kronattn.tables.operators import CASES, QUICK_CASES, measure_operators
+    from kronattn.tables.operators.table import CASES, QUICK_CASES, measure_operators
 
     where, kind, budget = resolve_device(device), resolve_dtype(dtype), budget_in_bytes(memory_budget)
     check_outputs(None, output, "--output")
@@ -73,12 +75,12 @@ def networks(quiet: Quiet = False, json: Json = False) -> None:
 @app.command()
 def segmentation(
     backbone: Annotated[str, typer.Option(help="resnet101 as in the paper, resnet50, kanet_kv, ...")] = "resnet101",
-    sizes: Annotated[str, typer.Option(help="Heights and widths of the images, with commas between.")] = "321,513",
+    sizes: Sizes = "321,513",
     batch: Batch = 1,
     device: Device = "cpu",
     dtype: Dtype = "float32",
     memory_budget: MemoryBudget = None,
-    seconds: Annotated[float, typer.Option(min=0.01, help="Time to spend on each size.")] = 4.0,
+    seconds: Seconds = 4.0,
     results: Annotated[
         Path | None, typer.Option(help="What our training runs found. Default: results/camvid.json, if there.")
     ] = None,
@@ -94,17 +96,10 @@ def segmentation(
     Example: kronattn tables segmentation --sizes 321,513 --output heads.png
     """
     from kronattn.measure import resolve_device, resolve_dtype
-    from kronattn.tables.segmentation import (
-        Case,
-        count_networks,
-        draw_heads,
-        head_table,
-        measure_heads,
-        network_table,
-        parse_sizes,
-        read_results,
-        to_json,
-    )
+    from kronattn.tables.segmentation.candidates import Case
+    from kronattn.tables.segmentation.heads import draw_heads, head_table, measure_heads, parse_sizes
+    from kronattn.tables.segmentation.networks import count_networks, network_table, to_json
+    from kronattn.tables.segmentation.printed import read_results
 
     where, kind, budget = resolve_device(device), resolve_dtype(dtype), budget_in_bytes(memory_budget)
     chosen = parse_sizes(sizes)
@@ -117,6 +112,5 @@ def segmentation(
     if output is not None:
         write_figure(output, draw_heads(found))
     payload = {"backbone": backbone, "rows": to_json(counted, ours), "heads": found.to_json()} if json else None
-    show_tables([network_table(counted, ours, backbone=backbone), head_table(found)], payload, found.environment)
-    if output is not None and not json:
-        console.print(f"Figure: {output}", highlight=False, markup=False, soft_wrap=True)
+    shown = [network_table(counted, ours, backbone=backbone), head_table(found)]
+    show_tables(shown, payload, found.environment, figure=output)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kronattn.cli.output import QUIET_HELP, be_quiet, check_figure, console, print_json, progress, write_figure
+from kronattn.cli.options import Json, Picture, Quiet, check_outputs, show_tables
+from kronattn.cli.output import progress, write_figure
 
 __all__ = ["theorem"]
 
@@ -20,12 +20,9 @@ def theorem(
         float, typer.Option(help="Probability that all sampled checks pass if the theorem is true.")
     ] = 0.999,
     seed: Annotated[int, typer.Option(help="Seed of the model's parameters and of the samples.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", callback=be_quiet, help=QUIET_HELP)] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Draw a figure into this file, .png or .svg.", show_default=False),
-    ] = None,
+    quiet: Quiet = False,
+    json: Json = False,
+    output: Picture = None,
 ) -> None:
     """Check Theorem 1 and each equation before it: exactly where it can be, by sampling where not.
 
@@ -35,11 +32,9 @@ def theorem(
     """
     # Imported here, so that a sub-command loads what it needs and no more.
     from kronattn.distributions import check_theorem, draw_samples, draw_theorem, random_setting
-    from kronattn.present import to_rich
     from kronattn.tables.theorem import theorem_table, to_json
 
-    if output is not None:
-        check_figure(output)
+    check_outputs(None, output, "--output")
     if not 0 < confidence < 1:
         raise ValueError(f"--confidence must be between 0 and 1, both excluded, got {confidence}")
 
@@ -48,7 +43,6 @@ def theorem(
     checks = check_theorem(setting, drawn, confidence=confidence)
     if output is not None:
         write_figure(output, draw_theorem(setting, drawn))
-
     settings: dict[str, Any] = {
         "height": height,
         "width": width,
@@ -57,12 +51,7 @@ def theorem(
         "seed": seed,
         "output": None if output is None else str(output),
     }
-    if json:
-        print_json(to_json(checks, settings))
-    else:
-        table = theorem_table(checks, confidence=confidence, samples=samples)
-        console.print(to_rich(table, width=console.width))
-        if output is not None:
-            console.print(f"Figure: {output}", highlight=False, markup=False, soft_wrap=True)
+    table = theorem_table(checks, confidence=confidence, samples=samples)
+    show_tables([table], to_json(checks, settings) if json else None, figure=output)
     if not all(check.passed for check in checks):
         raise typer.Exit(1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,13 +12,15 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from kronattn.data.classification import LabelledImages
+from kronattn.data.decoded import DecodedSamples, Track, decode_each, untracked
 from kronattn.data.images import BadImage
 
-__all__ = ["DecodedImages", "ImageDataset", "available_processors", "collate_good", "decode_all"]
+__all__ = ["DecodedImages", "ImageDataset", "collate_good", "decode_all"]
 
 
-class DecodedImages(Dataset):
-    """Images that are kept in memory, handed out a whole batch at a time.
+@dataclass(eq=False)
+class DecodedImages(DecodedSamples):
+    """Images that are kept in memory.
 
     Args:
         pixels: (N, 3, S, S), uint8, on any device.
@@ -33,44 +33,20 @@ class DecodedImages(Dataset):
         (torch.Size([2, 3, 8, 8]), [3, 1])
     """
 
-    def __init__(self, pixels: Tensor, labels: Tensor) -> None:
-        self.pixels = pixels
-        self.labels = labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.pixels[index], self.labels[index]
-
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        # The loader's own way of asking for a batch: one gather instead of a stack of single images.
-        return self.gather(torch.tensor(indices, device=self.device))
-
-    @property
-    def device(self) -> torch.device:
-        return self.pixels.device
-
-    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels of some; ``indices`` lie on the same device."""
-        return self.pixels[indices], self.labels[indices]
-
-    def to(self, device: torch.device) -> DecodedImages:
-        return DecodedImages(self.pixels.to(device), self.labels.to(device))
+    pixels: Tensor
+    labels: Tensor
 
 
 class ImageDataset(Dataset):
-    """Images that are decoded and transformed when they are asked for, in worker processes for instance.
+    """Images that are decoded when they are asked for, in worker processes for instance: (3, size, size) uint8.
 
     With ``skip_bad``, a bad image gives ``None``, which :func:`collate_good` leaves out, and is marked in ``skipped``,
     which all worker processes share.
     """
 
-    def __init__(
-        self, images: LabelledImages, transform: Callable[[Image.Image], Tensor], *, skip_bad: bool = False
-    ) -> None:
+    def __init__(self, images: LabelledImages, size: int, *, skip_bad: bool = False) -> None:
         self.images = images
-        self.transform = transform
+        self.size = size
         self.skip_bad = skip_bad
         self.skipped = torch.zeros(len(images.labels), dtype=torch.bool).share_memory_()
 
@@ -85,12 +61,14 @@ class ImageDataset(Dataset):
                 raise
             self.skipped[index] = True
             return None
-        return self.transform(image), self.images.labels[index]
+        return _scaled(image, self.size), self.images.labels[index]
 
 
-def available_processors() -> int:
-    """How many processors this process may use, which can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _scaled(image: Image.Image, size: int) -> Tensor:
+    """RGB image to (3, size, size), uint8."""
+    if image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def collate_good(samples: list[Any]) -> Any:
@@ -102,11 +80,7 @@ def collate_good(samples: list[Any]) -> Any:
 
 
 def decode_all(
-    images: LabelledImages,
-    size: int,
-    *,
-    skip_bad: bool = False,
-    track: Callable[[Sequence[int], str], Iterable[int]] = lambda items, description: items,
+    images: LabelledImages, size: int, *, skip_bad: bool = False, track: Track = untracked
 ) -> tuple[DecodedImages, list[str]]:
     """Decode every image, scaled to ``size`` × ``size``, with a thread for each processor.
 
@@ -129,14 +103,10 @@ def decode_all(
             if not skip_bad:
                 raise
             return images.name(index)
-        if image.size != (size, size):
-            image = image.resize((size, size), Image.Resampling.BILINEAR)
-        pixels[index] = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        pixels[index] = _scaled(image, size)
         return None
 
-    with ThreadPoolExecutor(available_processors()) as pool:
-        results = pool.map(decode, range(total))
-        bad = [next(results) for _ in track(range(total), "Decoding images")]
+    bad = list(decode_each(decode, total, track))
     labels = torch.tensor(images.labels)
     good = torch.tensor([name is None for name in bad])
     if not good.all():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from kronattn.data.datasets import available_processors
+from kronattn.data.decoded import Track, decode_each, untracked
 from kronattn.data.images import BadImage
 from kronattn.data.segmentation import SegmentedImages
 
@@ -85,18 +84,13 @@ class SegmentationDataset(Dataset):
         pair = self._decoded(index) if self._kept is None else self._kept[index]
         return pair if pair is None or self.transform is None else self.transform(*pair)
 
-    def keep(self, track: Callable[[Sequence[int], str], Iterable[int]] = lambda items, description: items) -> None:
+    def keep(self, track: Track = untracked) -> None:
         """Decode everything now and keep it."""
         self._kept = list(self.decoded(track))
 
-    def decoded(
-        self, track: Callable[[Sequence[int], str], Iterable[int]] = lambda items, description: items
-    ) -> Iterator[tuple[Any, Any] | None]:
-        """Every pair, with a thread for each processor that decodes; ``None`` for bad ones that are left out."""
-        with ThreadPoolExecutor(available_processors()) as pool:
-            pairs = pool.map(self._decoded, range(len(self)))
-            for _ in track(range(len(self)), "Decoding images"):
-                yield next(pairs)
+    def decoded(self, track: Track = untracked) -> Iterator[tuple[Any, Any] | None]:
+        """Every pair; ``None`` for bad ones that are left out."""
+        return decode_each(self._decoded, len(self), track)
 
     def _decoded(self, index: int) -> tuple[Any, Any] | None:
         from torchvision import tv_tensors

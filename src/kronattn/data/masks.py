@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from PIL import Image
 
 from kronattn.data.images import BadImage, decode_with
 
-__all__ = ["Colour", "Labels", "decode_mask", "paint", "voc_palette"]
+__all__ = ["Colour", "Labels", "decode_mask", "voc_palette"]
 
 Colour = tuple[int, int, int]
 
@@ -152,15 +151,3 @@ def _checked(numbers: np.ndarray, name: str, labels: Labels) -> np.ndarray:
         row, column = np.argwhere(bad)[0].tolist()
         raise BadImage(f"{name}: label {numbers[row, column]} at row {row}, column {column}; {labels}")
     return numbers.astype(np.uint8)
-
-
-def paint(mask: np.ndarray, labels: Labels, ignored: Sequence[int] = (224, 224, 192)) -> np.ndarray:
-    """(H, W) labels as (H, W, 3) colours, uint8, to look at.
-
-    Example:
-        >>> paint(np.array([[0, 1, 255]]), Labels(("background", "aeroplane"))).tolist()
-        [[[0, 0, 0], [128, 0, 0], [224, 224, 192]]]
-    """
-    table = np.tile(np.array(ignored, dtype=np.uint8), (256, 1))
-    table[: labels.num_classes] = labels.colours()
-    return table[mask]

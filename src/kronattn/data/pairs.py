@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+
+from kronattn.data.decoded import DecodedSamples
 
 __all__ = ["DecodedPairs", "stack_pairs"]
 
 
-class DecodedPairs(Dataset):
-    """Images and masks, handed out a whole batch at a time.
+@dataclass(eq=False)
+class DecodedPairs(DecodedSamples):
+    """Images and masks.
 
     Args:
         pixels: (N, 3, H, W), uint8.
@@ -20,25 +24,13 @@ class DecodedPairs(Dataset):
         sizes: (N, 2): each image's own height and width; what lies beyond is no part of it.
     """
 
-    def __init__(self, pixels: Tensor, masks: Tensor, sizes: Tensor) -> None:
-        self.pixels = pixels
-        self.masks = masks
-        self.sizes = sizes
-        self.same_size = bool((sizes == sizes[:1]).all())
+    pixels: Tensor
+    masks: Tensor
+    sizes: Tensor
 
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    @property
-    def device(self) -> torch.device:
-        return self.pixels.device
-
-    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Pixels, masks and sizes of some; ``indices`` lie on the same device."""
-        return self.pixels[indices], self.masks[indices], self.sizes[indices]
-
-    def to(self, device: torch.device) -> DecodedPairs:
-        return DecodedPairs(self.pixels.to(device), self.masks.to(device), self.sizes.to(device))
+    @cached_property
+    def same_size(self) -> bool:
+        return bool((self.sizes == self.sizes[:1]).all())
 
 
 def stack_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:

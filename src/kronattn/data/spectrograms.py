@@ -7,8 +7,7 @@ is tested once, and what is chosen for a fold is chosen without its test.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -18,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from kronattn.data.archives import Entry, list_files
-from kronattn.data.datasets import available_processors
+from kronattn.data.decoded import Track, decode_each, untracked
 from kronattn.data.images import BadImage, decode_with, is_image_name
 
 __all__ = ["Spectrograms", "decode_spectrograms", "load_spectrograms"]
@@ -83,10 +82,7 @@ def load_spectrograms(path: str, fold: int, split: str) -> Spectrograms:
 
 
 def decode_spectrograms(
-    pictures: Spectrograms,
-    size: tuple[int, int],
-    *,
-    track: Callable[[Sequence[int], str], Iterable[int]] = lambda items, description: items,
+    pictures: Spectrograms, size: tuple[int, int], *, track: Track = untracked
 ) -> dict[str, Tensor]:
     """All pictures as ``pixels``, (N, 1, H, W) uint8, and their ``labels``; one of another size is an error."""
 
@@ -100,9 +96,7 @@ def decode_spectrograms(
             )
         return torch.from_numpy(pixels)
 
-    with ThreadPoolExecutor(available_processors()) as pool:
-        results = pool.map(decode, range(len(pictures)))
-        found = [next(results) for _ in track(range(len(pictures)), "Decoding spectrograms")]
+    found = list(decode_each(decode, len(pictures), track, "Decoding spectrograms"))
     return {"pixels": torch.stack(found)[:, None], "labels": torch.tensor(pictures.labels)}
 
 

@@ -1,16 +1,11 @@
-"""What happens to an image between its file and the network, as settings, and for one image at a time."""
+"""What happens to an image between its file and the network, as settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-from PIL import Image
-from torch import Tensor
-
-__all__ = ["ImageSettings", "evaluation_transform", "training_transform"]
+__all__ = ["ImageSettings"]
 
 
 @dataclass
@@ -64,35 +59,3 @@ class ImageSettings:
     @property
     def evaluated_size(self) -> int:
         return self.eval_size or self.size
-
-
-def training_transform(settings: ImageSettings) -> Callable[[Image.Image], Tensor]:
-    """RGB image to (3, size, size), uint8: scaled, cropped at random, flipped at random."""
-    from torchvision.transforms import v2
-
-    cut = (
-        v2.RandomCrop(settings.size)
-        if settings.crop == "random"
-        else v2.RandomResizedCrop(settings.size, scale=settings.scale, antialias=True)
-    )
-    return v2.Compose([*_scaled(settings.resize), cut, v2.RandomHorizontalFlip(settings.flip), *_as_bytes()])
-
-
-def evaluation_transform(settings: ImageSettings) -> Callable[[Image.Image], Tensor]:
-    """RGB image to (3, eval_size, eval_size), uint8: scaled, and its centre taken."""
-    from torchvision.transforms import v2
-
-    cut = v2.CenterCrop(settings.evaluated_size)
-    return v2.Compose([*_scaled(settings.evaluated_resize), cut, *_as_bytes()])
-
-
-def _scaled(size: int) -> list[Callable]:
-    from torchvision.transforms import v2
-
-    return [v2.ToImage(), v2.Resize((size, size), antialias=True)]
-
-
-def _as_bytes() -> list[Callable]:
-    from torchvision.transforms import v2
-
-    return [v2.ToDtype(torch.uint8), v2.ToPureTensor()]

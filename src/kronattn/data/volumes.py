@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kronattn.data.archives import Entry, list_files
+from kronattn.data.decoded import DecodedSamples, Track, untracked
 from kronattn.data.images import BadImage
 from kronattn.extras import require_library
 
@@ -93,11 +95,7 @@ def _placed(files: Mapping[str, Entry], folders: set[str]) -> dict[str, Entry]:
     return found
 
 
-def decode_volumes(
-    volumes: Volumes,
-    *,
-    track: Callable[[Sequence[int], str], Iterable[int]] = lambda items, description: items,
-) -> dict[str, Tensor]:
+def decode_volumes(volumes: Volumes, *, track: Track = untracked) -> dict[str, Tensor]:
     """What :class:`DecodedVolumes` is made of.
 
     Each volume is standardised by itself (scanners have units of their own): cut off at its 0.5 and 99.5 percentiles,
@@ -170,8 +168,9 @@ def _stacked(decoded: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, Tens
     return {"voxels": voxels[:, None], "labels": labels, "sizes": sizes}
 
 
-class DecodedVolumes(torch.utils.data.Dataset):
-    """Volumes that are kept in memory, handed out a whole batch at a time.
+@dataclass(eq=False)
+class DecodedVolumes(DecodedSamples):
+    """Volumes that are kept in memory.
 
     Args:
         voxels: (N, 1, D, H, W), float16, standardised.
@@ -179,28 +178,14 @@ class DecodedVolumes(torch.utils.data.Dataset):
         sizes: (N, 3): each volume's own; what lies beyond is no part of it.
     """
 
-    def __init__(self, voxels: Tensor, labels: Tensor, sizes: Tensor) -> None:
-        self.voxels = voxels
-        self.labels = labels
-        self.sizes = sizes
-        self.own_sizes: list[list[int]] = sizes.tolist()
+    voxels: Tensor
+    labels: Tensor
+    sizes: Tensor
 
-    def __len__(self) -> int:
-        return len(self.voxels)
-
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, ...]:
-        return self.gather(torch.tensor(indices, device=self.device))
-
-    @property
-    def device(self) -> torch.device:
-        return self.voxels.device
-
-    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Voxels, labels and sizes of some; ``indices`` lie on the same device."""
-        return self.voxels[indices], self.labels[indices], self.sizes[indices]
-
-    def to(self, device: torch.device) -> DecodedVolumes:
-        return DecodedVolumes(self.voxels.to(device), self.labels.to(device), self.sizes.to(device))
+    @cached_property
+    def own_sizes(self) -> list[list[int]]:
+        """The sizes for the host, which would otherwise wait for the device."""
+        return self.sizes.tolist()
 
 
 def _times(lengths: Iterable[float]) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from kronattn.measure import Row
 from kronattn.present import format_significant, tabulate, to_html
-from kronattn.tables.operators import OPERATORS, Case, measure_operators
+from kronattn.tables.operators.candidates import OPERATORS, Case
+from kronattn.tables.operators.table import measure_operators
 
 __all__ = ["cost_html"]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from kronattn.distributions import statistics
 from kronattn.distributions.claims import Claims, Normal, Setting, paper_claims
 from kronattn.distributions.samples import Samples
+from kronattn.extras import require_library
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,12 +30,8 @@ def draw_theorem(setting: Setting, samples: Samples, *, claims: Claims | None = 
     >>> len(draw_theorem(setting, draw_samples(setting, 2000)).axes) >= 6
     True
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            "the theorem's figure needs matplotlib: pip install 'kronattn[plots]'", name=missing.name
-        ) from None
+    require_library("matplotlib.figure", "the theorem's figure", extra="plots")
+    from matplotlib.figure import Figure
 
     claims = paper_claims(setting) if claims is None else claims
     height, width = setting.height, setting.width

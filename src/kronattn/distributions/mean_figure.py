@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kronattn.distributions.claims import Setting, paper_claims
 from kronattn.distributions.samples import draw_samples
+from kronattn.extras import require_library
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,12 +29,8 @@ def draw_means(setting: Setting, count: int = 20_000, *, seed: int = 0) -> Figur
     >>> [axis.get_title() for axis in draw_means(random_setting(3, 4), 2000).axes][:2]
     ['Mean of X', 'Mean of X̃ (Theorem 1)']
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            "the figure of means needs matplotlib: pip install 'kronattn[plots]'", name=missing.name
-        ) from None
+    require_library("matplotlib.figure", "the figure of means", extra="plots")
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.5, 6.4), layout="constrained")
     axes = figure.subplots(2, 3, width_ratios=(1.15, 1.15, 1))

@@ -12,7 +12,7 @@ from kronattn.explain.operators import LABELS, MODES, Comparison
 from kronattn.explain.place import grid_position
 from kronattn.explain.shares import drawn_shares
 from kronattn.explain.view import COLOURS
-from kronattn.present import require_matplotlib
+from kronattn.present import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,18 +56,15 @@ def draw_layers(
     caption: str = "",
 ) -> Figure:
     """Draw several layers below each other, under a caption; other arguments as in :func:`draw_layer`."""
-    require_matplotlib("the figure")
-    from matplotlib.figure import Figure
-
     small = image.copy()
     small.thumbnail((_LONGEST, _LONGEST))
     shape = min(max(small.height / small.width, 0.4), 2.5)
     width = 3.1
     heights = [width * shape + 0.95] * len(comparisons)
-    figure = Figure(figsize=(width * len(modes) + 0.2, sum(heights) + (0.35 if caption else 0)), layout="constrained")
+    figure = new_figure("the figure", width * len(modes) + 0.2, sum(heights) + (0.35 if caption else 0))
     if caption:
         figure.suptitle(caption, fontsize=10, x=0.01, ha="left", fontweight="bold")
-    rows: Any = np.atleast_1d(figure.subfigures(len(comparisons), 1))  # type: ignore[arg-type]
+    rows: Any = np.atleast_1d(figure.subfigures(len(comparisons), 1))
     for part, comparison in zip(rows, comparisons, strict=True):
         row, column = grid_position(place, comparison.grid)
         title = f"{comparison.name}: {comparison.grid[0]}×{comparison.grid[1]}, row {row}, column {column}"

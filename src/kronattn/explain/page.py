@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from kronattn.explain.figure import draw_layer
 from kronattn.explain.operators import MODES, Comparison
-from kronattn.present import figure_bytes
+from kronattn.present import embedded_figure, html_page
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -37,38 +35,14 @@ def render_explanation(
     modes: Sequence[str] = MODES,
 ) -> str:
     """Return one HTML page with a picture for each layer; arguments as in :func:`kronattn.explain.draw_layers`."""
-    style = files("kronattn.report").joinpath("page.css").read_text(encoding="utf-8")
     links = "\n".join(f'<a href="#layer-{at}">{escape(one.name)}</a>' for at, one in enumerate(comparisons))
-    sections = []
-    for at, comparison in enumerate(comparisons):
-        data = b64encode(figure_bytes(draw_layer(image, comparison, place, modes), "png")).decode("ascii")
-        sections.append(
-            f'<section id="layer-{at}"><h2>{escape(comparison.name)}</h2>\n'
-            f'<figure><img alt="Row and column weights of {escape(comparison.name)} for each operator" '
-            f'src="data:image/png;base64,{data}"></figure></section>'
-        )
-    body = "\n".join(sections)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header>
-<h1>{escape(title)}</h1>
-<p class="lead">{escape(lead)}</p>
-<p>{escape(HOW_TO_READ)}</p>
-<nav>
-{links}
-</nav>
-</header>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
+    header = [
+        f'<h1>{escape(title)}</h1>\n<p class="lead">{escape(lead)}</p>\n<p>{escape(HOW_TO_READ)}</p>',
+        f"<nav>\n{links}\n</nav>",
+    ]
+    main = []
+    for at, one in enumerate(comparisons):
+        description = f"Row and column weights of {one.name} for each operator"
+        picture = embedded_figure(draw_layer(image, one, place, modes), description, "png")
+        main.append(f'<section id="layer-{at}"><h2>{escape(one.name)}</h2>\n{picture}</section>')
+    return html_page(title, header, main)

@@ -18,7 +18,7 @@ import torch
 
 from kronattn.measure.environment import describe_environment
 from kronattn.measure.memory import available_memory, peak_memory
-from kronattn.measure.timing import time_calls
+from kronattn.measure.timing import quartiles, time_calls
 
 __all__ = ["Call", "Comparison", "Ratio", "Row", "Way", "compare", "memory_budget", "read_comparison"]
 
@@ -52,7 +52,9 @@ class Row:
     """What one candidate costs on one case; ``failed`` says in one line why there are no figures.
 
     ``madd`` is for one sample; time and memory are for the whole case. ``rounds_ms`` has the time of every round where
-    the candidates of a round can be compared with each other.
+    the candidates of a round can be compared with each other. ``cpu_ms`` is what all cores spent on it: waiting for a
+    core does not count, threads that spin while they wait for each other do. ``shares`` has quartiles of what
+    :meth:`Comparison.share_of_rounds` gives, in files whose rounds were not kept.
     """
 
     candidate: str
@@ -62,6 +64,9 @@ class Row:
     time_ms: float | None = None
     quartiles_ms: tuple[float, float] | None = None
     rounds_ms: list[float] = field(default_factory=list)
+    cpu_ms: float | None = None
+    cpu_rounds_ms: list[float] = field(default_factory=list)
+    shares: dict[str, list[float]] | None = None
     memory_bytes: int | None = None
     madd: int | None = None
     params: int | None = None
@@ -126,6 +131,30 @@ class Comparison:
         """The row's figure over the base's: how much of it is left."""
         ratio = self.ratio(row, base, figure)
         return None if ratio is None else 1 / ratio.value
+
+    def share_of_rounds(self, row: Row, base: str | None = None, figure: str = "time_ms") -> Ratio | None:
+        """The row's figure, ``time_ms`` or ``cpu_ms``, over the base's in the same round: the median, and quartiles.
+
+        Where turns were no rounds it is what :meth:`ratio` gives, the other way round.
+
+        Example:
+            >>> rows = [Row("copy", {}, time_ms=2.0, rounds_ms=[1, 2, 4]), Row("kao_kv", {}, rounds_ms=[2, 4, 4])]
+            >>> Comparison("operators", "copy", rows).share_of_rounds(rows[1])
+            Ratio(value=2.0, low=1.5, high=2.0)
+        """
+        if row.shares and figure in row.shares:
+            lower, median, upper = row.shares[figure]
+            return Ratio(median, lower, upper)
+        name = {"time_ms": "rounds_ms", "cpu_ms": "cpu_rounds_ms"}[figure]
+        other = self.find(base or self.base, row)
+        own, theirs = getattr(row, name), getattr(other, name, [])
+        if own and len(own) == len(theirs):
+            lower, median, upper = quartiles([x / max(y, 1e-9) for x, y in zip(own, theirs, strict=True)])
+            return Ratio(median, lower, upper)
+        ratio = self.ratio(row, base, figure)
+        if ratio is None or ratio.low is None or ratio.high is None:
+            return None
+        return Ratio(1 / ratio.value, 1 / ratio.high, 1 / ratio.low)
 
     def left_out(self, label: Callable[[Row], str], rows: Iterable[Row] | None = None) -> list[str]:
         """What was not measured, and why, as a note below a table; nothing where everything was."""

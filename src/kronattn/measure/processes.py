@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -20,12 +20,15 @@ import torch
 
 from kronattn.measure.compare import Comparison, Row, Way
 from kronattn.measure.environment import describe_environment
+from kronattn.measure.timing import quartiles
 
 __all__ = ["OLD", "Job", "compare_in_processes", "source_tree"]
 
 # What a candidate of an earlier source tree is called, after its name.
 OLD = " (old)"
 _WORKER = Path(__file__).with_name("worker.py")
+# Seconds between turns: long enough for threads that spin while they wait (OpenMP's, onnxruntime's) to go to sleep.
+_PAUSE = 0.01
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,9 @@ def compare_in_processes(
     base: str,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
+    packages: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
+    memory: bool = True,
     rounds: int = 7,
     seconds: float = 0.2,
     at_once: int = 4,
@@ -71,8 +76,9 @@ def compare_in_processes(
     """Measure candidates against each other as :func:`kronattn.measure.compare` does, in a process each.
 
     Args:
-        kind, candidates, ways, base, device, dtype, settings, track: as there.
+        kind, candidates, ways, base, device, dtype, packages, settings, track: as there.
         job: gives what a candidate's process is to do.
+        memory: whether to measure that too.
         rounds: in each of which every candidate has a turn.
         seconds: of one turn.
         at_once: how many may compile and run their first calls at a time.
@@ -81,7 +87,7 @@ def compare_in_processes(
         kind=kind,
         base=base,
         settings={"dtype": str(dtype).removeprefix("torch."), "rounds": rounds, **(settings or {})},
-        environment=describe_environment(device, dtype),
+        environment=describe_environment(device, dtype, packages),
         command=" ".join(["kronattn", *sys.argv[1:]]),
     )
     with ExitStack() as stack:
@@ -91,10 +97,12 @@ def compare_in_processes(
         ]
         _prepare([worker for group in workers for worker in group.values()], at_once)
         for at in track(range(len(ways))):
+            turns = list(workers[at].values())
             for _ in range(rounds):
-                for worker in workers[at].values():
+                for worker in turns:
                     worker.take_turn(seconds)
-            found.rows += [worker.row(name) for name, worker in workers[at].items()]
+                turns.reverse()  # nobody always follows the same one
+            found.rows += [worker.row(name, memory) for name, worker in workers[at].items()]
     return found
 
 
@@ -116,6 +124,7 @@ class _Worker:
     def __init__(self, job: Job, way: Way, device: str) -> None:
         self.way, self.failed = way, ""
         self.times: list[float] = []
+        self.cpu_times: list[float] = []
         told = {"file": str(job.file), "function": job.function, "arguments": dict(job.arguments)}
         environment = dict(os.environ)
         if job.tree is not None:
@@ -156,20 +165,27 @@ class _Worker:
         return found
 
     def take_turn(self, seconds: float) -> None:
+        time.sleep(_PAUSE)
         self.ask(seconds)
         taken = self.answer()
         if taken is not None:
-            self.times.append(1e3 * taken)
+            self.times.append(1e3 * taken[0])
+            self.cpu_times.append(1e3 * taken[1])
 
-    def row(self, name: str) -> Row:
-        self.ask("memory")
-        memory = self.answer()
+    def row(self, name: str, memory: bool) -> Row:
+        if memory:
+            self.ask("memory")
+        used = self.answer() if memory else None
         row = Row(name, dict(self.way.case), self.way.work, self.way.how)
         if self.failed:
             return replace(row, failed=self.failed)
-        lower, median, upper = (
-            statistics.quantiles(self.times, n=4, method="inclusive") if len(self.times) > 1 else self.times * 3
-        )
+        lower, median, upper = quartiles(self.times)
         return replace(
-            row, time_ms=median, quartiles_ms=(lower, upper), rounds_ms=list(self.times), memory_bytes=memory
+            row,
+            time_ms=median,
+            quartiles_ms=(lower, upper),
+            rounds_ms=self.times,
+            cpu_ms=quartiles(self.cpu_times)[1],
+            cpu_rounds_ms=self.cpu_times,
+            memory_bytes=used,
         )

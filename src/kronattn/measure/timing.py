@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Timing", "replayed", "time_calls"]
+__all__ = ["Timing", "quartiles", "replayed", "time_calls"]
 
 # Seconds beyond which what a first call does besides (allocate, compile) no longer shows.
 _LONG = 0.5
@@ -154,5 +154,14 @@ def _seconds_on_cuda(call: Callable[[], Any], repeats: int, device: torch.device
 
 
 def _summary(samples: list[float]) -> Timing:
-    lower, median, upper = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else samples * 3
+    lower, median, upper = quartiles(samples)
     return Timing(median, lower, upper, len(samples))
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """The lower quartile, the median and the upper quartile; of one value, itself.
+
+    >>> quartiles([1, 2, 3, 4, 5])
+    [2.0, 3.0, 4.0]
+    """
+    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else list(values) * 3

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import statistics
 import sys
 import time
 from typing import Any
@@ -63,20 +64,27 @@ def _captured(call: Any) -> Any:
     return graph.replay
 
 
-def _time(call: Any, seconds: float, job: dict[str, Any]) -> float:
+def _time(call: Any, seconds: float, job: dict[str, Any]) -> list[float]:
+    """What a call takes of the clock and of the processor, in seconds."""
     for _ in range(3):
         call()  # the memory was given back, and caches hold another candidate's data
-    once = _seconds(call, 1, job)
-    return _seconds(call, max(3, round(seconds / once)), job)
+    once, _ = _seconds(call, 1, job)
+    repeats = max(3, round(seconds / once))
+    if job["device"].startswith("cuda"):
+        return _seconds(call, repeats, job)
+    # The median and not the mean: a thread that has to wait for its core makes one call a hundred times longer.
+    clocks = zip(*(_seconds(call, 1, job) for _ in range(repeats)), strict=True)
+    return [statistics.median(clock) for clock in clocks]
 
 
-def _seconds(call: Any, repeats: int, job: dict[str, Any]) -> float:
+def _seconds(call: Any, repeats: int, job: dict[str, Any]) -> list[float]:
     _synchronise(job)
-    begun = time.perf_counter()
+    begun = time.perf_counter(), time.process_time()
     for _ in range(repeats):
         call()
     _synchronise(job)
-    return (time.perf_counter() - begun) / repeats
+    ended = time.perf_counter(), time.process_time()
+    return [(end - start) / repeats for start, end in zip(begun, ended, strict=True)]
 
 
 def _memory(call: Any, job: dict[str, Any]) -> int:

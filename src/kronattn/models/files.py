@@ -225,10 +225,7 @@ def build_model(name: str, options: Mapping[str, Any]) -> nn.Module:
     """A registered network or, as ``timm/NAME``, one of timm's."""
     if not name.startswith("timm/"):
         return create_model(name, **options)
-    try:
-        import timm
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(f"{name} needs timm: pip install 'kronattn[timm]'", name="timm") from None
+    timm = require_library("timm", name, extra="timm")
     return timm.create_model(name.removeprefix("timm/"), **options)
 
 

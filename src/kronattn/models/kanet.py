@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kronattn.models.drop_path import DropPath
+from kronattn.models.inputs import checked_input
 from kronattn.models.pooling import GlobalPool
 from kronattn.nn import (
     AttnModule,
@@ -28,7 +29,6 @@ from kronattn.nn import (
 )
 from kronattn.nn.blocks import ReLU6
 from kronattn.nn.context_registry import context_builder
-from kronattn.ops.fx import is_captured, leaf_function
 
 __all__ = ["TABLE_1", "VARIANTS", "KANet", "Row", "Variant", "with_context"]
 
@@ -229,7 +229,7 @@ class KANet(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(N, in_chans, H, W) to the last feature map, (N, 1280, ⌈H/32⌉, ⌈W/32⌉) at an output stride of 32."""
-        x = self.stem(_checked_image(x, self.in_chans))
+        x = self.stem(checked_input(x, self.in_chans, least=MINIMUM_SIZE))
         if self._checkpoints():
             for stage in self.stages:
                 x = self._run(stage, x)
@@ -276,7 +276,7 @@ class KANet(nn.Module):
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt must be 'NCHW', not {output_fmt!r}")
         taken = [self._stage_of(index) for index in self._feature_indices(indices)]
-        x = self.stem(_checked_image(x, self.in_chans))
+        x = self.stem(checked_input(x, self.in_chans, least=MINIMUM_SIZE))
         features = {}
         for position, stage in enumerate(self.stages):
             if stop_early and position > max(taken):
@@ -353,17 +353,3 @@ def _scaled(channels: int, width: float) -> int:
     scaled = channels * width
     rounded = max(8, int(scaled + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * scaled else rounded
-
-
-@leaf_function
-def _checked_image(x: Tensor, in_chans: int) -> Tensor:
-    # A graph that is being captured is made for sizes it has yet to see.
-    if is_captured():
-        return x
-    if x.dim() != 4:
-        raise ValueError(f"the image must be (N, {in_chans}, H, W), but its shape is {tuple(x.shape)}")
-    if x.shape[1] != in_chans:
-        raise ValueError(f"the image must have {in_chans} channels (in_chans), but has {x.shape[1]}")
-    if min(x.shape[2:]) < MINIMUM_SIZE:
-        raise ValueError(f"the image must be at least {MINIMUM_SIZE}×{MINIMUM_SIZE}, but is {x.shape[2]}×{x.shape[3]}")
-    return x

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from kronattn.extras import require_library
 from kronattn.models.deeplab import SEGMENTERS
 from kronattn.models.kanet import VARIANTS, KANet
 from kronattn.models.unet import UNET_VOLUMES, UNETS
@@ -95,7 +96,9 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
         if pretrained:
             packaged_weights(name)  # which says what there is
             options["pretrained_cfg"] = PACKAGED_TAG
-        return _create_with_timm(name, {"pretrained": pretrained, **options})
+        return require_library("timm", "features_only", extra="timm").create_model(
+            name, pretrained=pretrained, **options
+        )
     if pretrained:
         return _create_pretrained(name, options)
     try:
@@ -148,11 +151,3 @@ def _create_pretrained(name: str, options: dict[str, Any]) -> nn.Module:
     if classes is not None and classes != len(description.classes):
         model.reset_classifier(classes)  # type: ignore[operator]
     return model.train()
-
-
-def _create_with_timm(name: str, options: dict[str, Any]) -> nn.Module:
-    try:
-        import timm
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError("features_only needs timm: pip install 'kronattn[timm]'", name="timm") from None
-    return timm.create_model(name, **options)

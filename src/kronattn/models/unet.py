@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kronattn.models.inputs import checked_input
 from kronattn.nn.context_registry import context_builder
 from kronattn.nn.grid_attention import GridAttention
-from kronattn.ops.fx import is_captured, leaf_function
+from kronattn.ops.fx import leaf_function
 
 __all__ = ["UNETS", "UNET_VOLUMES", "UNet"]
 
@@ -92,7 +93,7 @@ class UNet(nn.Module):
         self.classifier = _CONVOLUTIONS[axes](widths[0], num_classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _checked_grid(x, self.in_chans, self.axes)
+        x = checked_input(x, self.in_chans, self.axes)
         kept: list[Tensor] = []
         for level, block in enumerate(self.down):
             # Rounded up: the last row of an odd grid is not lost.
@@ -153,19 +154,6 @@ class _WithContext(nn.Module):
 def resized(x: Tensor, like: Tensor) -> Tensor:
     """The grid of ``x`` at the size of ``like``'s, each value repeated: exact, and the same bits every time."""
     return F.interpolate(x, size=like.shape[2:], mode="nearest")
-
-
-@leaf_function
-def _checked_grid(x: Tensor, in_chans: int, axes: int) -> Tensor:
-    # A graph that is being captured is made for sizes it has yet to see.
-    if is_captured():
-        return x
-    expected = f"(N, {in_chans}, {'H, W' if axes == 2 else 'D, H, W'})"
-    if x.dim() != axes + 2:
-        raise ValueError(f"the input must be {expected}, but its shape is {tuple(x.shape)}")
-    if x.shape[1] != in_chans:
-        raise ValueError(f"the input must have {in_chans} channels (in_chans), but has {x.shape[1]}")
-    return x
 
 
 UNETS: dict[str, Callable[..., nn.Module]] = {"unet": UNet}

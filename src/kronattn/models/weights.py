@@ -192,10 +192,12 @@ def load_mobilenetv2_weights(model: nn.Module, state: Mapping[str, Tensor]) -> T
 
 def _our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if any(key.startswith("features.") for key in state):
-        return _renamed(state, _TORCHVISION, _flat_positions())
-    if any(key.startswith("blocks.") for key in state):
-        return _renamed(state, _TIMM, _stage_positions())
-    return dict(state)
+        rules, places = _TORCHVISION, {str(index + 1): ours for index, ours in enumerate(_positions(_REPEATS_OURS))}
+    elif any(key.startswith("blocks.") for key in state):
+        rules, places = _TIMM, dict(zip(_positions(_REPEATS_TIMM), _positions(_REPEATS_OURS), strict=True))
+    else:
+        return dict(state)
+    return {_rename(key, rules, places): tensor for key, tensor in state.items()}
 
 
 # Where each of the 17 modules stands: torchvision counts them through, timm has seven stages, Table 1 ten rows.
@@ -207,63 +209,37 @@ def _positions(repeats: tuple[int, ...]) -> list[str]:
     return [f"{stage}.{block}" for stage, blocks in enumerate(repeats) for block in range(blocks)]
 
 
-def _flat_positions() -> dict[str, str]:
-    return {str(index + 1): ours for index, ours in enumerate(_positions(_REPEATS_OURS))}
-
-
-def _stage_positions() -> dict[str, str]:
-    return dict(zip(_positions(_REPEATS_TIMM), _positions(_REPEATS_OURS), strict=True))
-
-
-# (their name, ours); \\1 is the module's place, translated by the tables above. The first module has no expansion.
-_TORCHVISION = (
-    (r"features\.0\.0\.(.*)", r"stem.conv.\1"),
-    (r"features\.0\.1\.(.*)", r"stem.norm.\1"),
-    (r"features\.(1)\.conv\.0\.0\.(.*)", r"stages.@.depthwise.conv.\2"),
-    (r"features\.(1)\.conv\.0\.1\.(.*)", r"stages.@.depthwise.norm.\2"),
-    (r"features\.(1)\.conv\.1\.(.*)", r"stages.@.project.conv.\2"),
-    (r"features\.(1)\.conv\.2\.(.*)", r"stages.@.project.norm.\2"),
-    (r"features\.18\.0\.(.*)", r"head.conv.\1"),
-    (r"features\.18\.1\.(.*)", r"head.norm.\1"),
-    (r"features\.(\d+)\.conv\.0\.0\.(.*)", r"stages.@.expand.conv.\2"),
-    (r"features\.(\d+)\.conv\.0\.1\.(.*)", r"stages.@.expand.norm.\2"),
-    (r"features\.(\d+)\.conv\.1\.0\.(.*)", r"stages.@.depthwise.conv.\2"),
-    (r"features\.(\d+)\.conv\.1\.1\.(.*)", r"stages.@.depthwise.norm.\2"),
-    (r"features\.(\d+)\.conv\.2\.(.*)", r"stages.@.project.conv.\2"),
-    (r"features\.(\d+)\.conv\.3\.(.*)", r"stages.@.project.norm.\2"),
-    (r"classifier\.1\.(.*)", r"classifier.\1"),
+# (their convolution, their norm, ours); a group is a module's place, which takes the place of @ in ours once it is
+# translated by the tables above. The first module has no expansion.
+_Rules = tuple[tuple[str, str, str], ...]
+_TORCHVISION: _Rules = (
+    (r"features\.0\.0", r"features\.0\.1", "stem"),
+    (r"features\.(1)\.conv\.0\.0", r"features\.(1)\.conv\.0\.1", "stages.@.depthwise"),
+    (r"features\.(1)\.conv\.1", r"features\.(1)\.conv\.2", "stages.@.project"),
+    (r"features\.18\.0", r"features\.18\.1", "head"),
+    (r"features\.(\d+)\.conv\.0\.0", r"features\.(\d+)\.conv\.0\.1", "stages.@.expand"),
+    (r"features\.(\d+)\.conv\.1\.0", r"features\.(\d+)\.conv\.1\.1", "stages.@.depthwise"),
+    (r"features\.(\d+)\.conv\.2", r"features\.(\d+)\.conv\.3", "stages.@.project"),
 )
-_TIMM = (
-    (r"conv_stem\.(.*)", r"stem.conv.\1"),
-    (r"bn1\.(.*)", r"stem.norm.\1"),
-    (r"conv_head\.(.*)", r"head.conv.\1"),
-    (r"bn2\.(.*)", r"head.norm.\1"),
-    (r"blocks\.(0\.0)\.conv_dw\.(.*)", r"stages.@.depthwise.conv.\2"),
-    (r"blocks\.(0\.0)\.bn1\.(.*)", r"stages.@.depthwise.norm.\2"),
-    (r"blocks\.(0\.0)\.conv_pw\.(.*)", r"stages.@.project.conv.\2"),
-    (r"blocks\.(0\.0)\.bn2\.(.*)", r"stages.@.project.norm.\2"),
-    (r"blocks\.(\d+\.\d+)\.conv_pw\.(.*)", r"stages.@.expand.conv.\2"),
-    (r"blocks\.(\d+\.\d+)\.bn1\.(.*)", r"stages.@.expand.norm.\2"),
-    (r"blocks\.(\d+\.\d+)\.conv_dw\.(.*)", r"stages.@.depthwise.conv.\2"),
-    (r"blocks\.(\d+\.\d+)\.bn2\.(.*)", r"stages.@.depthwise.norm.\2"),
-    (r"blocks\.(\d+\.\d+)\.conv_pwl\.(.*)", r"stages.@.project.conv.\2"),
-    (r"blocks\.(\d+\.\d+)\.bn3\.(.*)", r"stages.@.project.norm.\2"),
-    (r"classifier\.(.*)", r"classifier.\1"),
+_TIMM: _Rules = (
+    ("conv_stem", "bn1", "stem"),
+    ("conv_head", "bn2", "head"),
+    (r"blocks\.(0\.0)\.conv_dw", r"blocks\.(0\.0)\.bn1", "stages.@.depthwise"),
+    (r"blocks\.(0\.0)\.conv_pw", r"blocks\.(0\.0)\.bn2", "stages.@.project"),
+    (r"blocks\.(\d+\.\d+)\.conv_pw", r"blocks\.(\d+\.\d+)\.bn1", "stages.@.expand"),
+    (r"blocks\.(\d+\.\d+)\.conv_dw", r"blocks\.(\d+\.\d+)\.bn2", "stages.@.depthwise"),
+    (r"blocks\.(\d+\.\d+)\.conv_pwl", r"blocks\.(\d+\.\d+)\.bn3", "stages.@.project"),
 )
 
 
-def _renamed(
-    state: Mapping[str, Tensor], rules: tuple[tuple[str, str], ...], places: Mapping[str, str]
-) -> dict[str, Tensor]:
-    return {_rename(key, rules, places): tensor for key, tensor in state.items()}
-
-
-def _rename(key: str, rules: tuple[tuple[str, str], ...], places: Mapping[str, str]) -> str:
-    for pattern, ours in rules:
-        match = re.fullmatch(pattern, key)
-        if match:
-            return match.expand(ours).replace("@", places.get(match[1], "?"))
-    return key
+def _rename(key: str, rules: _Rules, places: Mapping[str, str]) -> str:
+    layer, _, tensor = key.rpartition(".")
+    for *theirs, ours in rules:
+        for pattern, part in zip(theirs, ("conv", "norm"), strict=True):
+            if match := re.fullmatch(pattern, layer):
+                place = places.get(match[1], "?") if match.groups() else ""
+                return f"{ours}.{part}.{tensor}".replace("@", place)
+    return re.sub(r"^classifier\.1\.", "classifier.", key)
 
 
 def _some(names: list[str], most: int = 3) -> str:

@@ -1,8 +1,8 @@
 """Tables and figures for readers: one table type, rendered to a terminal, Markdown, HTML and JSON."""
 
-from kronattn.present.figures import FIGURE_SUFFIXES, figure_bytes, require_matplotlib
+from kronattn.present.figures import FIGURE_SUFFIXES, figure_bytes, new_figure, require_matplotlib
 from kronattn.present.formats import format_percent, format_ratio, format_significant, round_significant
-from kronattn.present.html import to_html
+from kronattn.present.html import embedded_figure, html_page, to_html
 from kronattn.present.markdown import to_markdown
 from kronattn.present.table import NOTHING, Cell, Column, Group, Table, tabulate, to_json
 from kronattn.present.terminal import to_rich
@@ -14,10 +14,13 @@ __all__ = [
     "Column",
     "Group",
     "Table",
+    "embedded_figure",
     "figure_bytes",
     "format_percent",
     "format_ratio",
     "format_significant",
+    "html_page",
+    "new_figure",
     "require_matplotlib",
     "round_significant",
     "tabulate",

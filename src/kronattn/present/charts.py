@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kronattn.present.figures import require_matplotlib
+from kronattn.present.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,10 +71,7 @@ def draw_panels(panels: Sequence[Panel], *, xlabel: str, ticks: Mapping[float, s
         >>> [axis.get_ylabel() for axis in drawn.axes]
         ['ms']
     """
-    require_matplotlib("a figure")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, 4.6), layout="constrained")
+    figure = new_figure("a figure", width, 4.6)
     everything = [series for panel in panels for series in panel.series]
     for axis, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for series in panel.series:

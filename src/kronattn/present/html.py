@@ -1,12 +1,48 @@
-"""A table on a page."""
+"""Pages of one file each, with their style and figures inside, and tables on them."""
 
 from __future__ import annotations
 
+from base64 import b64encode
+from collections.abc import Iterable
 from html import escape
+from importlib.resources import files
+from typing import Any
 
+from kronattn.present.figures import figure_bytes
 from kronattn.present.table import Cell, Column, Group, Table
 
-__all__ = ["to_html"]
+__all__ = ["embedded_figure", "html_page", "to_html"]
+
+_TYPES = {"png": "image/png", "svg": "image/svg+xml"}
+
+
+def html_page(title: str, header: Iterable[str], main: Iterable[str], footer: str = "") -> str:
+    """Return an HTML page that fetches nothing from elsewhere; its parts are HTML.
+
+    >>> html_page("Sizes", ["<h1>Sizes</h1>"], ["<p>One.</p>"]).startswith("<!doctype html>")
+    True
+    """
+    style = files("kronattn.present").joinpath("page.css").read_text(encoding="utf-8")
+    return "\n".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>",
+            *("<header>", *header, "</header>", "<main>", *main, "</main>"),
+            *([f"<footer>\n{footer}\n</footer>"] if footer else []),
+            "</body>\n</html>\n",
+        ]
+    )
+
+
+def embedded_figure(
+    figure: Any, description: str, kind: str = "svg", *, caption: str = "", narrow: bool = False
+) -> str:
+    """Return a matplotlib figure for a page: as an image of its own, so that identifiers inside two cannot clash."""
+    data = b64encode(figure_bytes(figure, kind)).decode("ascii")
+    image = f'<img alt="{escape(description)}" src="data:{_TYPES[kind]};base64,{data}">'
+    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return ('<figure class="narrow">' if narrow else "<figure>") + f"{image}{below}</figure>"
 
 
 def to_html(table: Table) -> str:

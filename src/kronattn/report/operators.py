@@ -5,15 +5,8 @@ from __future__ import annotations
 from kronattn.measure import Comparison
 from kronattn.present import format_ratio
 from kronattn.report.section import Content, Drawing, Highlight, Settings
-from kronattn.tables.operators import (
-    CASES,
-    OPERATORS,
-    QUICK_CASES,
-    Case,
-    draw_operators,
-    measure_operators,
-    operator_tables,
-)
+from kronattn.tables.operators.candidates import OPERATORS, Case
+from kronattn.tables.operators.table import CASES, QUICK_CASES, draw_operators, measure_operators, operator_tables
 
 __all__ = ["build"]
 

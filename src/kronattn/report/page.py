@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib.resources import files
 
-from kronattn.present import figure_bytes, to_html
-from kronattn.report.section import Content, Drawing, Highlight, Section
+from kronattn.present import embedded_figure, html_page, to_html
+from kronattn.report.section import Content, Highlight, Section
 
 __all__ = ["render_page"]
 
@@ -38,44 +36,17 @@ def render_page(sections: Sequence[tuple[Section, Content]], environment: Mappin
         >>> page.startswith("<!doctype html>"), "A title" in page
         (True, True)
     """
-    style = files("kronattn.report").joinpath("page.css").read_text(encoding="utf-8")
     links = "\n".join(f'<a href="#{section.name}">{escape(section.title)}</a>' for section, _ in sections)
     highlights = "\n".join(_highlight(one) for _, content in sections for one in content.highlights)
-    bodies = "\n".join(_section(section, content) for section, content in sections)
-    footer = "".join(
+    measured = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>" for name, value in environment.items()
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Kronecker attention: the report</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header>
-<h1>Kronecker attention</h1>
-<p class="lead">{escape(_LEAD)}</p>
-<p>{_HOW_TO_READ}</p>
-<div class="highlights">
-{highlights}
-</div>
-<nav>
-{links}
-</nav>
-</header>
-<main>
-{bodies}
-</main>
-<footer>
-<h2>Measured with</h2>
-<dl>{footer}</dl>
-</footer>
-</body>
-</html>
-"""
+    header = [
+        f'<h1>Kronecker attention</h1>\n<p class="lead">{escape(_LEAD)}</p>\n<p>{_HOW_TO_READ}</p>',
+        f'<div class="highlights">\n{highlights}\n</div>\n<nav>\n{links}\n</nav>',
+    ]
+    main = [_section(section, content) for section, content in sections]
+    return html_page("Kronecker attention: the report", header, main, f"<h2>Measured with</h2>\n<dl>{measured}</dl>")
 
 
 def _highlight(highlight: Highlight) -> str:
@@ -87,18 +58,11 @@ def _section(section: Section, content: Content) -> str:
         f'<section id="{section.name}">',
         f"<h2>{escape(section.title)}</h2>",
         f"<p>{escape(content.introduction)}</p>",
-        *(_drawing(drawing) for drawing in content.drawings),
+        *(
+            embedded_figure(one.figure, one.description, caption=one.caption, narrow=one.narrow)
+            for one in content.drawings
+        ),
         *(to_html(table) for table in content.tables),
         "</section>",
     ]
     return "\n".join(parts)
-
-
-def _drawing(drawing: Drawing) -> str:
-    # As an image of its own, so that identifiers inside two figures cannot clash.
-    data = b64encode(figure_bytes(drawing.figure, "svg")).decode("ascii")
-    opening = '<figure class="narrow">' if drawing.narrow else "<figure>"
-    return (
-        f'{opening}<img alt="{escape(drawing.description)}" src="data:image/svg+xml;base64,{data}">'
-        f"<figcaption>{escape(drawing.caption)}</figcaption></figure>"
-    )

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
+from kronattn.data.decoded import Track, untracked
 from kronattn.present import Table
 
 __all__ = ["Content", "Drawing", "Highlight", "Section", "Settings"]
-
-Item = TypeVar("Item")
-
-
-def _untracked(items: Sequence[Item], description: str) -> Iterable[Item]:
-    return items
 
 
 @dataclass(frozen=True)
@@ -33,7 +28,7 @@ class Settings:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
     quick: bool = False
-    track: Callable[[Sequence[Any], str], Iterable[Any]] = _untracked
+    track: Track = untracked
 
 
 @dataclass(frozen=True)

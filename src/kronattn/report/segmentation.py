@@ -5,16 +5,10 @@ from __future__ import annotations
 from kronattn.measure import Comparison
 from kronattn.present import format_ratio
 from kronattn.report.section import Content, Drawing, Highlight, Settings
-from kronattn.tables.segmentation import (
-    HEADS,
-    Case,
-    count_networks,
-    draw_heads,
-    head_table,
-    measure_heads,
-    network_table,
-    read_results,
-)
+from kronattn.tables.segmentation.candidates import HEADS, Case
+from kronattn.tables.segmentation.heads import draw_heads, head_table, measure_heads
+from kronattn.tables.segmentation.networks import count_networks, network_table
+from kronattn.tables.segmentation.printed import read_results
 
 __all__ = ["build"]
 

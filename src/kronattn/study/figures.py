@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kronattn.present import require_matplotlib
+from kronattn.present import new_figure
+from kronattn.present.charts import tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,11 +23,8 @@ def draw_gains(summary: Sequence[Mapping[str, Any]], references: Sequence[str]) 
 
     Green and red: the interval excludes zero; a filled mark: so it does after Holm's correction.
     """
-    require_matplotlib("the study's figure")
-    from matplotlib.figure import Figure
-
     tallest = max((len(part["layers"]) for part in summary), default=1)
-    figure = Figure(figsize=(4.2 * len(references), (1.1 + 0.24 * tallest) * len(summary)), layout="constrained")
+    figure = new_figure("the study's figure", 4.2 * len(references), (1.1 + 0.24 * tallest) * len(summary))
     axes = figure.subplots(max(1, len(summary)), len(references), squeeze=False)
     for row, part in zip(axes, summary, strict=False):
         names = [entry["layer"] for entry in part["layers"]]
@@ -41,8 +39,7 @@ def draw_gains(summary: Sequence[Mapping[str, Any]], references: Sequence[str]) 
             axis.tick_params(axis="x", labelsize=7)
             axis.set_title(f"{part['title']}: over {reference}", fontsize=8)
             axis.set_xlabel(f"test {part['score_label']}, points", fontsize=7)
-            axis.grid(axis="x", alpha=0.25)
-            axis.spines[["top", "right"]].set_visible(False)
+            tidy(axis, "x")
     return figure
 
 
@@ -62,16 +59,13 @@ def draw_costs(summary: Sequence[Mapping[str, Any]], costs: Mapping[str, Any], r
 
     None where no cost was measured.
     """
-    require_matplotlib("the study's figure")
-    from matplotlib.figure import Figure
-
     panels = [(part, measured) for part in summary for measured in costs.get(part["name"], {}).values()]
     panels = [panel for panel in panels if reference in panel[1]["layers"]]
     if not panels:
         return None
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.8 * columns, 3.2 * rows), layout="constrained")
+    figure = new_figure("the study's figure", 4.8 * columns, 3.2 * rows)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis, (part, measured) in zip(axes, panels, strict=False):
         base = measured["layers"][reference]["seconds"]
@@ -88,8 +82,7 @@ def draw_costs(summary: Sequence[Mapping[str, Any]], costs: Mapping[str, Any], r
         axis.set_xlabel(f"time of a forward pass, in that of {reference}", fontsize=7)
         axis.set_ylabel(f"gain over {reference}, points", fontsize=7)
         axis.tick_params(labelsize=7)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
+        tidy(axis)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     return figure

@@ -9,8 +9,6 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,7 +17,7 @@ from PIL import Image
 
 from kronattn.atomic import replacing
 from kronattn.data.archives import Entry, list_files
-from kronattn.data.datasets import available_processors
+from kronattn.data.decoded import Track, decode_each, untracked
 from kronattn.data.images import decode_image, decode_with, is_image_name
 from kronattn.data.volumes import SUFFIXES
 from kronattn.extras import require_library
@@ -29,10 +27,8 @@ __all__ = ["prepare_data"]
 
 _QUALITY = 85
 
-Track = Callable[[Sequence[Any], str], Iterable[Any]]
 
-
-def prepare_data(study: Study, data: Path, output: Path, *, track: Track = lambda items, text: items) -> list[Path]:
+def prepare_data(study: Study, data: Path, output: Path, *, track: Track = untracked) -> list[Path]:
     """Write an archive of each data set below ``output``, under the name that the study has for it."""
     wanted: dict[str, Part] = {}
     for part in study.parts:
@@ -58,14 +54,9 @@ def _prepare(part: Part, source: Path, target: Path, track: Track) -> Path:
         raise ValueError(f"--prepare would write over {source}: give another folder")
     entries = list_files(source)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        replacing(target) as temporary,
-        tarfile.open(temporary, "w") as archive,
-        ThreadPoolExecutor(available_processors()) as pool,
-    ):
-        results = pool.map(lambda entry: _smaller(entry, part), entries)
-        for entry in track(entries, f"Preparing {part.path}"):
-            content = next(results)
+    with replacing(target) as temporary, tarfile.open(temporary, "w") as archive:
+        contents = decode_each(lambda at: _smaller(entries[at], part), len(entries), track, f"Preparing {part.path}")
+        for entry, content in zip(entries, contents, strict=True):
             about = tarfile.TarInfo(entry.name)
             about.size = len(content)
             archive.addfile(about, io.BytesIO(content))

@@ -9,13 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kronattn.names import near_names
 from kronattn.nn.context_registry import parse_context
 from kronattn.tasks import Task, find_task
 from kronattn.training.comparison import parse_seeds
-from kronattn.training.recipe import Recipe, load_recipe
+from kronattn.training.recipe import Recipe, load_recipe, read_yaml
 
 __all__ = ["Layer", "Part", "Study", "load_study"]
 
@@ -190,12 +188,7 @@ def _part(name: str, entry: Any, layers: Sequence[str], path: str | Path) -> Par
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is not a study: expected keys and values")
+    found = read_yaml(path, "study")
     if "extends" not in found:
         return found
     base = _read(path.parent / found["extends"])

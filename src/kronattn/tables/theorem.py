@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from kronattn.distributions import Check
@@ -46,17 +47,10 @@ def to_json(checks: Iterable[Check], settings: dict[str, Any]) -> dict[str, Any]
     """
     checks = list(checks)
     return {
+        # JSON has no NaN and no infinity.
         "checks": [
-            {
-                "name": check.name,
-                "equation": check.equation,
-                "kind": check.kind,
-                "statistic": check.statistic,
-                # JSON has no NaN and no infinity.
-                "measured": check.measured if math.isfinite(check.measured) else None,
-                "bound": check.bound,
-                "passed": check.passed,
-            }
+            {**asdict(check), "measured": check.measured if math.isfinite(check.measured) else None}
+            | {"passed": check.passed}
             for check in checks
         ],
         "all_passed": all(check.passed for check in checks),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kronattn.present import Cell, Column, Table, require_matplotlib, tabulate
+from kronattn.present import Cell, Column, Table, new_figure, tabulate
 from kronattn.present.charts import tidy
 
 if TYPE_CHECKING:
@@ -49,11 +49,8 @@ def _shared(found: Mapping[str, Any]) -> bool:
 
 def draw_comparison(found: Mapping[str, Any]) -> Figure:
     """Every run as a point, every network's mean and standard deviation beside its points."""
-    require_matplotlib("the comparison's figure")
-    from matplotlib.figure import Figure
-
     summary = found["summary"]
-    figure = Figure(figsize=(8, 0.6 + 0.5 * len(summary)), layout="constrained")
+    figure = new_figure("the comparison's figure", 8, 0.6 + 0.5 * len(summary))
     axis = figure.subplots()
     for place, row in enumerate(reversed(summary)):
         scores = [100 * run[found["score"]] for run in found["runs"] if run["model"] == row["model"]]

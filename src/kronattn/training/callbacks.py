@@ -14,15 +14,13 @@ from lightning.pytorch.profilers import Profiler
 from torch import Tensor, nn
 
 from kronattn.ops.compat import copy_all, lerp_all
+from kronattn.training.errors import OneLineError
 
 __all__ = ["Diverged", "EpochSpeed", "Fetching", "History", "MovingAverage", "Speed", "StopWhenDiverging"]
 
 
-class Diverged(RuntimeError):
+class Diverged(OneLineError):
     """The loss is no longer a number."""
-
-    # The command shows the message alone: there is nothing to find in a traceback.
-    one_line = True
 
 
 class MovingAverage(WeightAveraging):

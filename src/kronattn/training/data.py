@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -17,21 +17,21 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from kronattn.data.cache import Decoded, cached
+from kronattn.data.decoded import Track, untracked
+from kronattn.names import near_names
 from kronattn.tasks import Task
 from kronattn.training.recipe import DataSettings
 from kronattn.training.sampling import EpochSampler, IndexBatches, WithDraws, mixed, seed_draws
 
 log = logging.getLogger(__name__)
 
-__all__ = ["IN_MEMORY_AT_MOST", "Track", "TrainingData", "load_data_module"]
+__all__ = ["IN_MEMORY_AT_MOST", "TrainingData", "load_data_module"]
 
 # What "auto" keeps in memory, in bytes: several copies of Imagenette, but not ImageNet.
 IN_MEMORY_AT_MOST = 8 << 30
 
 # Pixels that a GPU validates at a time, where the images lie there: enough to keep it busy.
 VALIDATED_AT_ONCE = 1 << 24
-
-Track = Callable[[Sequence[int], str], Iterable[int]]
 
 
 class TrainingData(L.LightningDataModule):
@@ -64,7 +64,7 @@ class TrainingData(L.LightningDataModule):
         seed: int = 0,
         channels_last: bool = False,
         classes: Sequence[str] | None = None,
-        track: Track = lambda items, description: items,
+        track: Track = untracked,
         split: str = "val",
         cache: Path | None = None,
         store: MutableMapping[str, Any] | None = None,
@@ -84,9 +84,14 @@ class TrainingData(L.LightningDataModule):
         self._splits: dict[str, Any] = {}
         self._datasets: dict[str, Any] = {}
 
-    @abstractmethod
+    @property
+    def images(self) -> Any:
+        """How samples are prepared."""
+        return self.settings.images
+
     def class_names(self) -> list[str]:
         """The classes, in the order of their labels."""
+        return list(self.split("train").classes)
 
     @abstractmethod
     def load(self, split: str) -> Any:
@@ -108,6 +113,14 @@ class TrainingData(L.LightningDataModule):
         if name not in self._splits:
             self._splits[name] = self.load(name)
         return self._splits[name]
+
+    def place(self, what: str, kinds: Sequence[str]) -> str:
+        """Where the data lies, if it is of a known kind."""
+        if self.settings.name not in kinds:
+            raise ValueError(f"unknown dataset {self.settings.name!r}: {near_names(self.settings.name, kinds)}")
+        if self.settings.path is None:
+            raise ValueError(f"{what} need to know where they lie: give --data PATH")
+        return self.settings.path
 
     def setup(self, stage: str) -> None:
         names = ("train", self.evaluated) if stage == "fit" else (self.evaluated,)

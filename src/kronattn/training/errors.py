@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from kronattn.training.graphs import one_line_of
 from kronattn.training.recipe import Recipe
 
-__all__ = ["CannotTrain", "explained"]
+__all__ = ["CannotTrain", "OneLineError", "explained", "one_line_of"]
 
 
-class CannotTrain(RuntimeError):
-    """The machine cannot do what the recipe asks for."""
+class OneLineError(RuntimeError):
+    """The command shows the message alone: there is nothing to find in a traceback."""
 
-    # The command shows the message alone: there is nothing to find in a traceback.
     one_line = True
+
+
+class CannotTrain(OneLineError):
+    """The machine cannot do what the recipe asks for."""
 
 
 def explained(error: RuntimeError, recipe: Recipe, has_checkpoint: bool) -> CannotTrain | None:
@@ -37,3 +39,9 @@ def explained(error: RuntimeError, recipe: Recipe, has_checkpoint: bool) -> Cann
         return None
     rest = "--resume goes on from the last checkpoint" if has_checkpoint else "there is no checkpoint yet"
     return CannotTrain(f"{problem}; {rest} ({one_line_of(error)})")
+
+
+def one_line_of(error: BaseException) -> str:
+    """The first line of an error that has something to say; CUDA's go on with advice for developers."""
+    lines = (" ".join(line.split()) for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)

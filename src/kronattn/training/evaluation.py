@@ -10,10 +10,11 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from kronattn.data.decoded import Track, untracked
 from kronattn.measure import describe_environment
 from kronattn.models.files import Description, load_model
 from kronattn.tasks import Task, find_task
-from kronattn.training.data import Track, load_data_module
+from kronattn.training.data import load_data_module
 from kronattn.training.recipe import data_settings
 from kronattn.training.run import quiet
 
@@ -42,7 +43,7 @@ def evaluate(
     workers: int = 8,
     skip_bad_images: bool = False,
     pictures: int = 0,
-    track: Track = lambda items, description: items,
+    track: Track = untracked,
 ) -> Evaluated:
     """Examine a network on one split of a dataset.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kronattn.models.files import Description
+from kronattn.present import new_figure
 from kronattn.present.charts import tidy
 
 if TYPE_CHECKING:
@@ -30,9 +31,7 @@ def draw_curves(
         >>> [axis.get_ylabel() for axis in draw_curves(rows).axes]
         ['loss', 'top-1, %', 'learning rate']
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    figure = new_figure("the figure", 12, 3.8)
     loss, accuracy, rate = figure.subplots(1, 3)
     _line(loss, rows, "train/loss", _TRAIN, "training")
     _line(loss, rows, "val/loss", _VAL, "validation")
@@ -56,11 +55,9 @@ def draw_confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> F
         >>> draw_confusion([[5, 1], [0, 4]], ["cat", "dog"]).axes[0].get_xlabel()
         'predicted'
     """
-    from matplotlib.figure import Figure
-
     count = len(classes)
     side = 2.2 + 0.36 * min(count, 40)
-    figure = Figure(figsize=(side + 0.8, side), layout="constrained")
+    figure = new_figure("the figure", side + 0.8, side)
     axis = figure.subplots()
     shares = [[cell / max(1, sum(row)) for cell in row] for row in matrix]
     axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -99,9 +96,7 @@ def draw_pictures(
         >>> [axis.get_title() for axis in drawn.axes]
         ['image', 'truth', 'prediction', 'error']
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(2.9 * len(columns), 2.2 * len(samples) + 0.3), layout="constrained")
+    figure = new_figure("the figure", 2.9 * len(columns), 2.2 * len(samples) + 0.3)
     axes = figure.subplots(len(samples), len(columns), squeeze=False)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (description.mean, description.std))
     for row, (image, truth, predicted) in zip(axes, samples, strict=True):

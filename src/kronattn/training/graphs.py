@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["CannotGoOn", "Captured", "one_line_of"]
+from kronattn.training.errors import OneLineError, one_line_of
+
+__all__ = ["CannotGoOn", "Captured"]
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +26,8 @@ WARM_UP = 3
 KINDS_AT_MOST = 2
 
 
-class CannotGoOn(RuntimeError):
+class CannotGoOn(OneLineError):
     """A capture failed in a way that leaves PyTorch's generator of random numbers unusable."""
-
-    one_line = True
 
 
 class _Graph(NamedTuple):
@@ -112,12 +112,6 @@ class Captured:
     def _say(self, reason: str) -> None:
         self.reason = reason
         log.warning("training without CUDA graphs: %s", reason)
-
-
-def one_line_of(error: BaseException) -> str:
-    """The first line of an error that has something to say; CUDA's go on with advice for developers."""
-    lines = (" ".join(line.split()) for line in str(error).splitlines())
-    return next((line for line in lines if line), type(error).__name__)
 
 
 def _capture(function: Callable[..., Tensor], places: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, Tensor]:

@@ -11,7 +11,6 @@ from kronattn.data import augment
 from kronattn.data.cache import Decoded, fingerprint
 from kronattn.data.classification import ImageFiles, LabelledImages, check_same_classes, load_split, with_classes
 from kronattn.data.datasets import DecodedImages, ImageDataset, collate_good, decode_all
-from kronattn.data.transforms import ImageSettings, evaluation_transform, training_transform
 from kronattn.training.data import TrainingData
 
 __all__ = ["ImageData"]
@@ -20,17 +19,9 @@ __all__ = ["ImageData"]
 class ImageData(TrainingData):
     """Images with a class each.
 
-    Where the images fit, they are decoded once, kept (on the GPU where there is one), and cropped in batches there.
-    Otherwise worker processes decode and crop them one by one. What follows (colours, normalisation, erasing, mixing)
-    is done on the device either way.
+    Where the images fit, they are decoded once and kept, on the GPU where there is one. Otherwise worker processes
+    decode them one by one. Everything that follows is done in batches on the device, and is the same either way.
     """
-
-    @property
-    def images(self) -> ImageSettings:
-        return self.settings.images
-
-    def class_names(self) -> list[str]:
-        return list(self.split("train").classes)
 
     def load(self, split: str) -> LabelledImages:
         found = load_split(self.settings.name, self.settings.path, split)
@@ -44,14 +35,12 @@ class ImageData(TrainingData):
         super().setup(stage)
 
     def build(self, split: str) -> DecodedImages | ImageDataset:
-        images, training = self.split(split), split == "train"
-        size = self.images.resize if training else self.images.evaluated_resize
-        needed = len(images) * 3 * size * size
-        if self.keeps(needed):
+        images = self.split(split)
+        size = self.images.resize if split == "train" else self.images.evaluated_resize
+        if self.keeps(len(images) * 3 * size * size):
             key = f"images-{_name(images, size, self.settings.skip_bad_images)}"
             return self.decoded(key, lambda: self._decode(images, size), DecodedImages)
-        transform = (training_transform if training else evaluation_transform)(self.images)
-        return ImageDataset(images, transform, skip_bad=self.settings.skip_bad_images)
+        return ImageDataset(images, size, skip_bad=self.settings.skip_bad_images)
 
     def _decode(self, images: LabelledImages, size: int) -> Decoded:
         found, bad = decode_all(images, size, skip_bad=self.settings.skip_bad_images, track=self.track)
@@ -63,22 +52,21 @@ class ImageData(TrainingData):
     def prepare(self, batch: tuple[Tensor, ...], split: str) -> tuple[Tensor, Tensor]:
         dataset = self._datasets[split]
         images, labels = dataset.gather(*batch) if self.gathers_on_device(dataset) else batch
-        kept = isinstance(dataset, DecodedImages)
         if split == "train":
-            images, labels = self._augmented(images, labels, kept)
+            images, labels = self._augmented(images, labels)
         else:
-            if kept:
-                images = augment.center_crop(images, self.images.evaluated_resize, self.images.evaluated_size)
+            images = augment.center_crop(images, self.images.evaluated_resize, self.images.evaluated_size)
             images = augment.normalise(images, self.images)
         return images.contiguous(memory_format=self.memory_format), labels
 
-    def _augmented(self, images: Tensor, labels: Tensor, kept: bool) -> tuple[Tensor, Tensor]:
+    def _augmented(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         settings = self.images
-        if kept and settings.crop == "random":
-            images = augment.flip(augment.random_crop(images, settings.size), settings.flip)
-        elif kept:
-            images = augment.flip(augment.random_resized_crop(images, settings.size, settings.scale), settings.flip)
-        images = augment.normalise(augment.jitter(images, settings.jitter), settings)
+        if settings.crop == "random":
+            images = augment.random_crop(images, settings.size)
+        else:
+            images = augment.random_resized_crop(images, settings.size, settings.scale)
+        images = augment.jitter(augment.flip(images, settings.flip), settings.jitter)
+        images = augment.normalise(images, settings)
         images = augment.random_erase(images, settings.erase)
         if settings.mixup or settings.cutmix:
             classes = len(self.class_names())

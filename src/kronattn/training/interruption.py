@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 import lightning as L
 
+from kronattn.training.errors import OneLineError
+
 __all__ = ["Interrupted", "interruptible"]
 
 
-class Interrupted(RuntimeError):
-    """The run was stopped by its user; the message is what the command prints."""
+class Interrupted(OneLineError):
+    """The run was stopped by its user; the command exits as a shell expects after Ctrl-C."""
 
-    # The command shows the message alone, and exits as a shell expects after Ctrl-C.
-    one_line = True
     exit_code = 130
 
 

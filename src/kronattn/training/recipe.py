@@ -29,6 +29,7 @@ __all__ = [
     "data_settings",
     "list_recipes",
     "load_recipe",
+    "read_yaml",
     "recipe_class",
     "recipe_path",
     "recipe_yaml",
@@ -361,7 +362,7 @@ def _read_recipe(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]
     """A recipe's keys and values, on top of those of the recipe that it ``extends``."""
     if path.resolve() in extending:
         raise ValueError(f"{path} extends itself")
-    found = _read_yaml(path)
+    found = read_yaml(path)
     base = found.pop("extends", None)
     if base is None:
         return found
@@ -370,17 +371,18 @@ def _read_recipe(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]
     return _merged(_read_recipe(path.parent / base, (*extending, path.resolve())), found)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, what: str = "recipe") -> dict[str, Any]:
+    """A file's keys and values; one line says why there are none."""
     try:
         found = yaml.safe_load(path.read_text())
     except (FileNotFoundError, IsADirectoryError):
-        raise FileNotFoundError(f"there is no recipe {path}") from None
+        raise FileNotFoundError(f"there is no {what} {path}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
-        raise ValueError(f"{path} is not a recipe: it is nested too deeply") from None
+        raise ValueError(f"{path} is not a {what}: it is nested too deeply") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{path} is not a recipe: expected keys and values")
+        raise ValueError(f"{path} is not a {what}: expected keys and values")
     return found
 
 

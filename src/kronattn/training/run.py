@@ -20,6 +20,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
 from kronattn.atomic import replacing, write_atomically
+from kronattn.data.decoded import Track, untracked
 from kronattn.measure import count_madd, describe_environment
 from kronattn.models.files import Description, build_model, read_weights, save_model
 from kronattn.models.weights import load_weights, unpack
@@ -29,7 +30,7 @@ from kronattn.training.callbacks import Fetching, History, MovingAverage, Speed,
 from kronattn.training.card import model_card
 from kronattn.training.checkpoints import WholeCheckpoints, check_resumable
 from kronattn.training.compiling import DECODED, compile_mode, keep_compiled_code, steps_on_device
-from kronattn.training.data import Track, TrainingData, load_data_module
+from kronattn.training.data import TrainingData, load_data_module
 from kronattn.training.errors import explained
 from kronattn.training.figures import draw_curves
 from kronattn.training.freezing import FreezeBackbone
@@ -66,7 +67,7 @@ def train(
     folder: Path | None = None,
     resume: bool = False,
     progress: Progress = None,
-    track: Track = lambda items, description: items,
+    track: Track = untracked,
     callbacks: Sequence[Callback] = (),
     data_module: type[TrainingData] | None = None,
     decoded: Path | None = None,

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from kronattn.data import augment
-from kronattn.data.cache import Decoded, fingerprint
+from kronattn.data.cache import fingerprint
 from kronattn.data.datasets import DecodedImages
-from kronattn.data.spectrogram_augment import SpectrogramSettings, mask_bands, shift_in_time
+from kronattn.data.spectrogram_augment import mask_bands, shift_in_time
 from kronattn.data.spectrograms import Spectrograms, decode_spectrograms, load_spectrograms
-from kronattn.names import near_names
 from kronattn.training.data import TrainingData
 
 __all__ = ["SpectrogramPictures"]
@@ -21,27 +20,14 @@ DATASETS = ("spectrograms",)
 class SpectrogramPictures(TrainingData):
     """Spectrograms with a class each: moved in time, bands of them blanked, mixed; all on the device."""
 
-    @property
-    def images(self) -> SpectrogramSettings:
-        return self.settings.images
-
-    def class_names(self) -> list[str]:
-        return list(self.split("train").classes)
-
     def load(self, split: str) -> Spectrograms:
-        if self.settings.name not in DATASETS:
-            raise ValueError(f"unknown dataset {self.settings.name!r}: {near_names(self.settings.name, DATASETS)}")
-        if self.settings.path is None:
-            raise ValueError("spectrograms need to know where they lie: give --data PATH")
-        return load_spectrograms(self.settings.path, self.images.fold, split)
+        return load_spectrograms(self.place("spectrograms", DATASETS), self.images.fold, split)
 
     def build(self, split: str) -> DecodedImages:
         pictures = self.split(split)
         key = f"spectrograms-{fingerprint(pictures.entries, self.images.size)}"
-        return self.decoded(key, lambda: self._decode(pictures), DecodedImages)
-
-    def _decode(self, pictures: Spectrograms) -> Decoded:
-        return decode_spectrograms(pictures, self.images.size, track=self.track), []
+        size = self.images.size
+        return self.decoded(key, lambda: (decode_spectrograms(pictures, size, track=self.track), []), DecodedImages)
 
     def prepare(self, batch: tuple[Tensor, ...], split: str) -> tuple[Tensor, Tensor]:
         dataset, settings = self._datasets[split], self.images

@@ -8,11 +8,10 @@ import torch
 from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
 from torch import Tensor
 
-from kronattn.data.cache import Decoded, fingerprint
+from kronattn.data.cache import fingerprint
 from kronattn.data.images import BadImage
-from kronattn.data.volume_augment import VolumeSettings, random_volume_crop, vary_intensity
+from kronattn.data.volume_augment import random_volume_crop, vary_intensity
 from kronattn.data.volumes import IGNORED, DecodedVolumes, Volumes, decode_volumes, load_volumes
-from kronattn.names import near_names
 from kronattn.training.data import TrainingData
 from kronattn.training.sampling import IndexBatches
 
@@ -26,10 +25,6 @@ class VolumeBatches(TrainingData):
     context layer sees."""
 
     _found: list[str] | None = None
-
-    @property
-    def images(self) -> VolumeSettings:
-        return self.settings.images
 
     def class_names(self) -> list[str]:
         if self.classes is not None:
@@ -45,11 +40,7 @@ class VolumeBatches(TrainingData):
         return self._found
 
     def load(self, split: str) -> Volumes:
-        if self.settings.name not in DATASETS:
-            raise ValueError(f"unknown dataset {self.settings.name!r}: {near_names(self.settings.name, DATASETS)}")
-        if self.settings.path is None:
-            raise ValueError("volumes need to know where they lie: give --data PATH")
-        return load_volumes(self.settings.path, split)
+        return load_volumes(self.place("volumes", DATASETS), split)
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -64,10 +55,7 @@ class VolumeBatches(TrainingData):
     def build(self, split: str) -> DecodedVolumes:
         volumes = self.split(split)
         key = f"volumes-{fingerprint([*volumes.images, *volumes.labels], volumes.classes)}"
-        return self.decoded(key, lambda: self._decode(volumes), DecodedVolumes)
-
-    def _decode(self, volumes: Volumes) -> Decoded:
-        return decode_volumes(volumes, track=self.track), []
+        return self.decoded(key, lambda: (decode_volumes(volumes, track=self.track), []), DecodedVolumes)
 
     def val_dataloader(self) -> Any:
         dataset = self._datasets[self.evaluated]

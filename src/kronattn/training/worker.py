@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kronattn.training.graphs import one_line_of
+from kronattn.training.errors import one_line_of
 from kronattn.training.recipe import load_recipe
 from kronattn.training.run import train
 

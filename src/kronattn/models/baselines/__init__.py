@@ -14,27 +14,20 @@ Parameters and multiply-adds (MAdd) in the notes are of convolutions and linear 
 14410
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import nn
 
-from kronattn.models.baselines.borrowed import alexnet, googlenet, mobilenetv1, squeezenet, vgg16
+from kronattn.models.baselines.borrowed import from_timm, from_torchvision
 from kronattn.models.baselines.channelnet import ChannelNet
 from kronattn.models.baselines.shufflenet import ShuffleNet
 
 __all__ = ["BASELINES", "Baseline", "Builder", "ChannelNet", "ShuffleNet"]
 
 
-class Builder(Protocol):
-    """What builds a baseline: a function or a class of two arguments.
-
-    >>> builder: Builder = ShuffleNet
-    >>> builder(10, 1).classifier.out_features
-    10
-    """
-
-    def __call__(self, num_classes: int = 1000, in_chans: int = 3) -> nn.Module: ...
+# A function or a class that takes the numbers of classes and of an image's channels.
+Builder = Callable[..., nn.Module]
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,8 @@ _ROWS = (
     Baseline(
         "googlenet",
         "GoogleNet",
-        googlenet,
+        # Said explicitly, because leaving init_weights out warns that its default will change.
+        from_torchvision("googlenet", aux_logits=False, init_weights=True),
         0.698,
         6.8e6,
         1550e6,
@@ -71,7 +65,7 @@ _ROWS = (
     Baseline(
         "vgg16",
         "VGG16",
-        vgg16,
+        from_torchvision("vgg16"),
         0.715,
         128e6,
         15300e6,
@@ -82,7 +76,7 @@ _ROWS = (
     Baseline(
         "alexnet",
         "AlexNet",
-        alexnet,
+        from_torchvision("alexnet"),
         0.572,
         60e6,
         720e6,
@@ -93,7 +87,7 @@ _ROWS = (
     Baseline(
         "squeezenet",
         "SqueezeNet",
-        squeezenet,
+        from_torchvision("squeezenet1_0"),
         0.575,
         1.3e6,
         833e6,
@@ -101,7 +95,7 @@ _ROWS = (
         "more. The printed MAdd is what an input of 227×227 gives: 832,667,936; at 224×224 it is 818,924,576. "
         "SqueezeNet 1.1 (349,151,936) cannot be meant.",
     ),
-    Baseline("mobilenetv1", "MobileNetV1", mobilenetv1, 0.706, 4.2e6, 569e6),
+    Baseline("mobilenetv1", "MobileNetV1", from_timm("mobilenetv1_100"), 0.706, 4.2e6, 569e6),
     Baseline("shufflenet", "ShuffleNet 1.5x", ShuffleNet, 0.715, 3.4e6, 292e6),
     Baseline(
         "channelnet",

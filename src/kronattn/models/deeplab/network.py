@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from kronattn.models.deeplab.backbones import build_backbone
 from kronattn.models.deeplab.context_head import ContextHead
 from kronattn.models.deeplab.weights import load_backbone_weights
+from kronattn.models.inputs import checked_input
 from kronattn.nn.segmentation import AtrousPyramidHead, DenseSegmentationHead, KroneckerSegmentationHead, resize_scores
-from kronattn.ops.fx import is_captured, leaf_function
 
 __all__ = ["HEADS", "SEGMENTERS", "DeepLabV2"]
 
@@ -101,7 +101,7 @@ class DeepLabV2(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(N, in_chans, H, W) to the backbone's features, (N, C, ⌈H/output_stride⌉, ⌈W/output_stride⌉)."""
-        return self.backbone(_checked_image(x, self.in_chans))
+        return self.backbone(checked_input(x, self.in_chans))
 
     def forward_head(self, features: Tensor, size: torch.Size | tuple[int, int]) -> Tensor:
         """Features to scores at the image's ``size``."""
@@ -123,18 +123,6 @@ class DeepLabV2(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """The scales of the coefficients' norm, and positions: decay would flatten the attention."""
         return {name for name, _ in self.named_parameters() if "attn.norm." in name or "attn.positions." in name}
-
-
-@leaf_function
-def _checked_image(x: Tensor, in_chans: int) -> Tensor:
-    # A graph that is being captured is made for sizes it has yet to see.
-    if is_captured():
-        return x
-    if x.dim() != 4:
-        raise ValueError(f"the image must be (N, {in_chans}, H, W), but its shape is {tuple(x.shape)}")
-    if x.shape[1] != in_chans:
-        raise ValueError(f"the image must have {in_chans} channels (in_chans), but has {x.shape[1]}")
-    return x
 
 
 SEGMENTERS: dict[str, Callable[..., nn.Module]] = {f"deeplabv2_{head}": partial(DeepLabV2, head) for head in HEADS}

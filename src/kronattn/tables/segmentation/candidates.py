@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor, nn
 
-from kronattn.models.deeplab import HEADS as NETWORK_HEADS
 from kronattn.nn import DenseAttention, DenseSegmentationHead
 from kronattn.nn.grid_attention import map_positions
 from kronattn.ops import torch_backend
@@ -76,14 +75,21 @@ class MaterialisedSegmentationHead(DenseSegmentationHead):
 class Head:
     """One head of the comparison; ``network`` is the network of Table 6 that has it.
 
-    >>> HEADS["kao_qkv"].label
-    'KAO_QKV'
+    ``build`` is its class, "module:Class", and its mode where it has one: by a name that processes, and earlier source
+    trees, have as well.
+
+    >>> HEADS["kao_qkv"].module(16, 5)(torch.randn(2, 16, 7, 9)).shape
+    torch.Size([2, 5, 7, 9])
     """
 
     label: str
     network: str
-    build: Callable[[int, int], nn.Module]
+    build: str
+    mode: str | None = None
     materialises: bool = False
+
+    def module(self, in_channels: int, num_classes: int) -> nn.Module:
+        return resolve_name(self.build)(in_channels, num_classes, *([self.mode] if self.mode else []))
 
     def bytes_needed(self, case: Case, itemsize: int, *, training: bool = False) -> int:
         """Return about what it will allocate: logits and coefficients, and their gradients in training."""
@@ -93,10 +99,12 @@ class Head:
         return case.batch * (matrices + maps) * itemsize
 
 
+_ATTENTION = "kronattn.nn:KroneckerSegmentationHead"
+_MATERIALISED = "kronattn.tables.segmentation.candidates:MaterialisedSegmentationHead"
 HEADS: dict[str, Head] = {
-    "aspp": Head("ASPP", "deeplabv2_aspp", NETWORK_HEADS["aspp"]),
-    "attn": Head("Attn", "deeplabv2_attn", MaterialisedSegmentationHead, materialises=True),
-    "attn_fused": Head("fused", "deeplabv2_attn", NETWORK_HEADS["attn"]),
-    "kao_kv": Head("KAO_KV", "deeplabv2_kao_kv", NETWORK_HEADS["kao_kv"]),
-    "kao_qkv": Head("KAO_QKV", "deeplabv2_kao_qkv", NETWORK_HEADS["kao_qkv"]),
+    "aspp": Head("ASPP", "deeplabv2_aspp", "kronattn.nn:AtrousPyramidHead"),
+    "attn": Head("Attn", "deeplabv2_attn", _MATERIALISED, materialises=True),
+    "attn_fused": Head("fused", "deeplabv2_attn", "kronattn.nn:DenseSegmentationHead"),
+    "kao_kv": Head("KAO_KV", "deeplabv2_kao_kv", _ATTENTION, "kv"),
+    "kao_qkv": Head("KAO_QKV", "deeplabv2_kao_qkv", _ATTENTION, "qkv"),
 }

@@ -23,14 +23,6 @@ WORKS = ("inference", "training")
 # What all of them are followed by: scores brought to the size of the image. Measured for comparison.
 RESIZE = "resize"
 _MEMORY_BUDGET = 4 * 10**9
-# What a process of its own builds, by names that earlier source trees have as well.
-_CLASSES = {
-    "aspp": "kronattn.nn:AtrousPyramidHead",
-    "attn": "kronattn.tables.segmentation:MaterialisedSegmentationHead",
-    "attn_fused": "kronattn.nn:DenseSegmentationHead",
-    "kao_kv": "kronattn.nn:KroneckerSegmentationHead kv",
-    "kao_qkv": "kronattn.nn:KroneckerSegmentationHead qkv",
-}
 
 
 def measure_heads(
@@ -73,7 +65,6 @@ def measure_heads(
         if name not in HEADS:
             raise ValueError(f"unknown head {name!r}: known are {', '.join(HEADS)}")
     allowed = memory_budget(device, _MEMORY_BUDGET) if budget is None else budget
-    layout = torch.channels_last if channels_last else torch.contiguous_format
 
     def limit(name: str, way: Way, found: Comparison) -> str:
         if name == RESIZE:
@@ -86,32 +77,14 @@ def measure_heads(
         if name == RESIZE:
             return {}
         with torch.device("meta"):
-            head = HEADS[name].build(case.channels, case.num_classes).eval()
+            head = HEADS[name].module(case.channels, case.num_classes).eval()
             return {"madd": count_madd(head, torch.empty(1, case.channels, case.grid, case.grid))}
 
-    def prepare(name: str, way: Way) -> Call:
-        case = Case(**way.case)
-        torch.manual_seed(0)
-        if name == RESIZE:
-            module: nn.Module = _Resize(case)
-            x = torch.randn(case.batch, case.num_classes, case.grid, case.grid)
-        else:
-            # Post-ReLU, as a backbone's are.
-            x = torch.randn(case.batch, case.channels, case.grid, case.grid).relu()
-            module = HEADS[name].build(case.channels, case.num_classes)
-        module = module.to(device, dtype, memory_format=layout)  # type: ignore[call-overload]
-        x = x.to(device, dtype).contiguous(memory_format=layout)
-        if way.work == "training":
-            return Call(training_of(module.train(), x))
-        module.eval()
-        return Call(lambda: module(x))
-
-    def job(name: str, way: Way) -> Job:
-        case = Case(**way.case)
-        build, _, mode = _CLASSES[name.removesuffix(OLD)].partition(" ")
-        arguments = {
-            "build": build,
-            "mode": mode,
+    def arguments(name: str, way: Way) -> dict[str, Any]:
+        case, head = Case(**way.case), HEADS[name.removesuffix(OLD)]
+        return {
+            "build": head.build,
+            "mode": head.mode,
             "work": way.work,
             "batch": case.batch,
             "grid": case.grid,
@@ -121,7 +94,17 @@ def measure_heads(
             "dtype": str(dtype).removeprefix("torch."),
             "channels_last": channels_last,
         }
-        return Job(Path(calls.__file__), "head_call", arguments, against if name.endswith(OLD) else None)
+
+    def prepare(name: str, way: Way) -> Call:
+        if name != RESIZE:
+            return Call(calls.head_call(**arguments(name, way)))
+        case, layout = Case(**way.case), torch.channels_last if channels_last else torch.contiguous_format
+        scores = torch.randn(case.batch, case.num_classes, case.grid, case.grid).to(device, dtype)
+        scores, module = scores.contiguous(memory_format=layout), _Resize(case)
+        return Call(training_of(module, scores) if way.work == "training" else lambda: module(scores))
+
+    def job(name: str, way: Way) -> Job:
+        return Job(Path(calls.__file__), "head_call", arguments(name, way), against if name.endswith(OLD) else None)
 
     ways = [Way(case.to_dict(), work) for case in cases for work in works]
     settings = {"channels_last": channels_last}

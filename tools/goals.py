@@ -1,0 +1,205 @@
+"""The goals of results/README.md beside what the files in results/ say of them. What misses its aim is set in bold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from stored import compared, read, row_of
+
+from kronattn.measure import Comparison, Way
+from kronattn.present import Column, Table, tabulate
+
+# The number that is judged, and how it is written.
+Figure = tuple[float, str]
+# What is measured, its aim in words, and the figures.
+Goal = tuple[str, str, list[Figure]]
+
+MODES = ("kv", "qkv")
+SHAPES = ((512, 32, 28), (512, 64, 14), (512, 96, 14), (64, 64, 56))
+
+
+def goal_tables() -> list[Table]:
+    """One table: operators, networks and heads on a GPU, then training, then one image on a CPU."""
+    columns = {
+        "": lambda goal: goal[0],
+        Column("aim", numeric=False): lambda goal: goal[1],
+        Column("measured", numeric=False): lambda goal: ", ".join(
+            written(figure, goal[1], at) for at, figure in enumerate(goal[2])
+        ),
+    }
+    return [tabulate("", columns, [*operators(), *networks(), *heads(), *stages(), *training(), *latency()])]
+
+
+def written(figure: Figure, aim: str, at: int) -> str:
+    """A figure, in bold where it misses its aim; an aim may have a number for each figure."""
+    value, text = figure
+    kind, numbers = re.match(r"(at most|at least|within|under) ([\d., ]+)", aim).groups()  # type: ignore[union-attr]
+    bounds = [float(number.replace(",", "")) for number in re.split(r", ", numbers.strip())]
+    bound = bounds[min(at, len(bounds) - 1)] / (100 if "%" in aim else 1)
+    missed = value < bound if kind == "at least" else value > bound
+    return f"**{text}**" if missed else text
+
+
+def operators() -> Iterator[Goal]:
+    """Kronecker attention beside a copy of its input and beside flash attention."""
+    found = compared("operators-h200")
+
+    def case(shape: tuple[int, int, int]) -> dict[str, Any]:
+        batch, channels, side = shape
+        return {"batch": batch, "channels": channels, "grid": [side, side]}
+
+    def copies(mode: str, shape: tuple[int, int, int], work: str = "inference") -> Figure:
+        row = row_of(found, f"kao_{mode}", Way(case(shape), work, "graphs"))
+        copy = row_of(found, "copy", Way(case(shape), "inference", "graphs"))
+        rounds = [own / theirs for own, theirs in zip(row.rounds_ms, copy.rounds_ms, strict=True)]
+        return spread((row.time_ms or 0) / (copy.time_ms or 1), min(rounds), max(rounds))
+
+    def over_flash(mode: str, shape: tuple[int, int, int], how: str) -> Figure:
+        return over(found, f"kao_{mode}", Way(case(shape), how=how), "attn_fused")
+
+    listed = ", ".join(f"({n}, {c}, {side}²)" for n, c, side in SHAPES)
+    for mode, aim in (("qkv", "at most 1.5"), ("kv", "at most 2.0")):
+        yield (
+            f"KAO_{mode.upper()} forward over a copy of x: {listed}",
+            aim,
+            [copies(mode, shape) for shape in SHAPES],
+        )
+    for mode in ("qkv", "kv"):
+        figures = [copies(mode, shape, "training") for shape in SHAPES]
+        yield f"KAO_{mode.upper()} forward and backward, the same shapes", "at most 5", figures
+    for shape, aim in (((16, 64, 128), "at most 2.0"), ((4, 64, 512), "at most 3.0")):
+        figures = [copies(mode, shape) for mode in MODES]
+        yield f"forward at ({shape[0]}, {shape[1]}, {shape[2]}²): KAO_KV, KAO_QKV", aim, figures
+    large = [over_flash("qkv", shape, "graphs") for shape in ((64, 64, 56), (16, 64, 128))]
+    yield "KAO_QKV over flash attention: (64, 64, 56²), (16, 64, 128²)", "at least 20, 70", large
+    small = [over_flash(mode, (8, 8, 56), "eager") for mode in MODES]
+    yield "eager call at (8, 8, 56²) over flash attention: KAO_KV, KAO_QKV", "at least 2", small
+    way = Way(case((64, 64, 56)), how="graphs")
+    memory = [found.share(row_of(found, f"kao_{mode}", way), "copy", "memory_bytes") or 0 for mode in MODES]
+    yield "memory beyond input and output at (64, 64, 56²), of x", "under 5%", [percent(one - 1) for one in memory]
+
+
+def networks() -> Iterator[Goal]:
+    """Networks over torchvision's, before attention ran in three stages."""
+    case = {"batch": 512, "size": 224}
+    for name, how in (("networks-h200", "eager"), ("networks-h200-compiled", "compiled")):
+        found = compared(name)
+        for work in ("training", "inference"):
+            names = ("kanet_kv", "kanet_qkv_as_printed")
+            figures = [over(found, network, Way(case, work, how)) for network in names]
+            what = f"kanet_kv, kanet_qkv as printed over torchvision's mobilenet_v2: {work}, {how}"
+            yield what, "at least 1.0", figures
+
+
+def heads() -> Iterator[Goal]:
+    """Segmentation heads, before attention ran in three stages."""
+    found = compared("heads-h200")
+    for work in ("inference", "training"):
+        figures = [over(found, f"kao_{mode}", Way(head_case(513), work)) for mode in MODES]
+        yield f"KAO_KV and KAO_QKV heads over the regular head at 513²: {work}", "at least 5", figures
+    for work in ("inference", "training"):
+        rows = [row_of(found, f"kao_{mode}", Way(head_case(1025), work)) for mode in MODES]
+        shares = [percent(found.share(row, "attn", "memory_bytes") or 0) for row in rows]
+        yield f"their memory beyond the features at 1025², of the regular head's: {work}", "under 10%", shares
+
+
+def stages() -> Iterator[Goal]:
+    """The same since attention runs in three stages, and over the tree before."""
+    found, since = compared("stages-networks-h200"), "since the three stages, kanet_kv and kanet_qkv"
+    works = ("training", "inference")
+    case = {"batch": 512, "size": 224}
+    for work in works:
+        figures = [over(found, f"kanet_{mode}", Way(case, work)) for mode in MODES]
+        yield f"{since} over torchvision's, eager: {work}", "at least 1.2", figures
+    for how, batch in (("graphs", 256), ("compiled", 512)):
+        for work in works:
+            way = Way({"batch": batch, "size": 224}, work, how)
+            figures = [over(found, f"kanet_{mode}", way, f"kanet_{mode} (old)") for mode in MODES]
+            yield f"{since} over the tree before, {how}: {work}", "at least 0.97", figures
+    found = compared("stages-heads-h200")
+    for work in reversed(works):
+        figures = [over(found, f"kao_{mode}", Way(head_case(513), work)) for mode in MODES]
+        yield f"KAO heads since the three stages over the regular head at 513²: {work}", "at least 5", figures
+
+
+def training() -> Iterator[Goal]:
+    """How long training takes, how good it is, and what it waits for."""
+    whole, beside = (read("training-h200")[part] for part in ("whole", "side_by_side"))
+    seconds, first = whole["seconds_to_weights"], whole["seconds_to_first_epoch"]
+    what = "kanet_kv, 60 epochs of Imagenette, nothing compiled before, command to weights (to the first epoch's end)"
+    yield what, "at most 90 s", [(seconds, f"{seconds:.0f} s ({first:.0f} s)")]
+    speed = whole["images_per_second"]
+    yield "its images a second from the second epoch on", "at least 12,000", [(speed, f"{speed:,.0f}")]
+    busy = beside["gpu_busy_percent"] / 100
+    yield "twelve runs at once: how busy the GPU is, start included", "at least 90%", [percent(busy)]
+    older, once = ({row["model"]: row for row in read(name)["summary"]} for name in ("imagenette", "mean-once-h200"))
+    figures = [(row["mean"], accuracy(row)) for row in (older["kanet_kv"], once["kanet_kv"])]
+    yield "kanet_kv on Imagenette, top-1: with a lower rate for the classifier, without", "at least 90%", figures
+    gap = 100 * (once["kanet_kv"]["mean"] - once["kanet_qkv"]["mean"])
+    printed = accuracy(once["kanet_qkv_as_printed"])
+    what = f"kanet_qkv there, without (as printed: {printed})"
+    yield what, "within 0.5 of kanet_kv", [(gap, accuracy(once["kanet_qkv"]))]
+    waits = [row["waiting_for_data"] for row in older.values()]
+    text = f"{100 * min(waits):.1f} to {100 * max(waits):.1f}%"
+    yield "time that training on Imagenette waits for data, seven networks", "at most 10%", [(max(waits), text)]
+    loader = read("loader-h200")
+    lost, least, most = (100 * (1 - share) for share in (loader["kept"], max(loader["pairs"]), min(loader["pairs"])))
+    what = "what data takes off the images a second of kanet_kv's training there"
+    yield what, "at most 10%", [(lost / 100, f"{lost:.1f}% ({least:.1f} to {most:.1f})")]
+    graphs = [row["waiting_for_data"] for row in read("training-graphs-h200") if row["compile"] == "reduce-overhead"]
+    what = "time that kanet_kv and mobilenetv2 wait for data with `compile=reduce-overhead`"
+    yield what, "at most 10%", [percent(one) for one in graphs]
+
+
+def latency() -> Iterator[Goal]:
+    """One image on two CPU threads."""
+    found, aims = compared("latency-2-threads"), {"eager": "at most 1.10"}
+
+    def share(candidate: str, way: Way, base: str, figure: str = "time_ms") -> float:
+        ratio = found.share_of_rounds(row_of(found, candidate, way), base, figure)
+        assert ratio is not None
+        return ratio.value
+
+    for how in ("eager", "fused", "compiled", "onnxruntime"):
+        way, figures = Way({"batch": 1, "size": 224}, how=how), []
+        for mode in MODES:
+            wall, cpu = (share(f"kanet_{mode}", way, found.base, figure) for figure in ("time_ms", "cpu_ms"))
+            figures.append((wall, f"{wall:.2f} ({cpu:.2f})"))
+        what = f"one image of 224² on two CPU threads over mobilenetv2, kanet_kv and kanet_qkv, time (CPU time): {how}"
+        yield what, aims.get(how, "at most 1.05"), figures
+    way = Way({"batch": 8, "channels": 8, "grid": [56, 56]}, how="operators")
+    speedups = [1 / share(f"kao_{mode}", way, "fused attention") for mode in MODES]
+    what = "KAO_KV and KAO_QKV over PyTorch's fused attention at 8×8×56², two CPU threads"
+    yield what, "at least 30, 400", [(one, f"{one:.0f}") for one in speedups]
+
+
+def head_case(size: int) -> dict[str, int]:
+    """What heads are measured on."""
+    return {"size": size, "batch": 8, "channels": 2048, "stride": 8, "num_classes": 21}
+
+
+def over(found: Comparison, candidate: str, way: Way, base: str | None = None) -> Figure:
+    """A speed-up, with its spread where rounds were kept."""
+    row = row_of(found, candidate, way)
+    ratio = found.ratio(row, base)
+    if ratio is None:
+        raise SystemExit(f"results/ have no {base or found.base} on {way}")
+    return spread(ratio.value, *((ratio.low, ratio.high) if row.rounds_ms else (None, None)))
+
+
+def spread(value: float, low: float | None, high: float | None) -> Figure:
+    """A ratio, and the least and the most over the rounds."""
+    form = "{:.2f}" if value < 10 else "{:.1f}"
+    return value, form.format(value) + ("" if low is None else f" ({form.format(low)} to {form.format(high)})")
+
+
+def percent(share: float) -> Figure:
+    """A share."""
+    return share, f"{100 * share:.1f}%"
+
+
+def accuracy(row: dict[str, Any]) -> str:
+    """Mean and standard deviation over the seeds."""
+    return f"{100 * row['mean']:.2f} ± {100 * row['std']:.2f}%"
