@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from contextlib import nullcontext
+from functools import partial
+from unittest import mock
+
 import pytest
 import torch
 
-from kronattn.measure import time_calls, timing
+from kronattn.measure import replayed, time_calls, timing
+from kronattn.measure.worker import _captured
 
 
 @pytest.fixture
@@ -80,3 +87,23 @@ def test_runs_in_inference_mode():
     modes = set()
     time_calls({"call": lambda: modes.add(torch.is_inference_mode_enabled())}, seconds=1e-3, sample_seconds=1e-6)
     assert modes == {True}
+
+
+@pytest.mark.parametrize(
+    "capture", [lambda call: replayed(lambda _: call(), [None]), _captured], ids=["here", "worker"]
+)
+def test_what_a_graph_reads_is_kept(monkeypatch, capture):
+    """The weights, which only the captured call knew: their memory would be given to others."""
+    for name in ("Stream", "current_stream", "synchronize", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, mock.MagicMock())
+    for name in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: nullcontext())
+    network = torch.nn.Linear(2, 2)
+    seen = weakref.ref(network)
+    replay = capture(partial(network, torch.zeros(1, 2)))
+    del network
+    gc.collect()
+    assert seen() is not None
+    del replay
+    gc.collect()
+    assert seen() is None

@@ -86,7 +86,8 @@ def replayed(call: Callable[[Any], Any], inputs: Sequence[Any]) -> Callable[[], 
     """A call on each of several inputs as one CUDA graph: the device's own time, without the host's.
 
     Inputs that together exceed the caches find nothing of theirs there when it is their turn; outputs stay alive, so
-    that they take turns, too.
+    that they take turns, too. A graph knows where all of these and the weights lie, but does not keep them: its replay
+    does.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -99,7 +100,7 @@ def replayed(call: Callable[[Any], Any], inputs: Sequence[Any]) -> Callable[[], 
     with torch.cuda.graph(graph):
         outputs = [call(x) for x in inputs]
 
-    def replay(kept: Any = outputs) -> None:
+    def replay(kept: Any = (call, inputs, outputs)) -> None:
         graph.replay()
 
     return replay
