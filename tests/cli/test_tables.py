@@ -59,7 +59,7 @@ def test_dtype_reaches_the_measurement(capsys):
     ],
 )
 def test_bad_input_is_one_line_before_any_work(arguments, message, capsys, monkeypatch):
-    import kronattn.tables.operators as table
+    from kronattn.tables.operators import table
 
     monkeypatch.setattr(table, "measure_operators", lambda *_, **__: pytest.fail("work was started"))
     assert main(["tables", "operators", *arguments]) == 2

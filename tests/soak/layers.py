@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from kronattn.nn import DenseAttention, KroneckerAttention
+from kronattn.nn.grid_attention import GridAttention
 from kronattn.ops.plan import kernels_unsupported_reason, override_plan
 from tests.ops.cases import LAYOUTS, lay_out
 from tests.soak.comparing import described, errors
@@ -39,8 +40,8 @@ OPTIONS: dict[str, list[Any]] = {
     "layer_scale": [None, 0.5],
     "pool": [None, 2],
 }
-# The first is given always, grid follows from the input, and two are where and how weights are made.
-_NOT_DRAWN = {"channels", "grid", "device", "dtype"}
+# The first is given always, grid and num_keys follow from the input, and two are where and how weights are made.
+_NOT_DRAWN = {"channels", "grid", "num_keys", "device", "dtype"}
 # Those of options.py.
 _DRAWN_THERE = {"positions", "softmax", "combine", "gate", "dropout"}
 
@@ -58,7 +59,7 @@ class Layers(OnPoisonedMemory):
     def close(self) -> Mapping[str, Any]:
         super().close()
         known = {*OPTIONS, *_NOT_DRAWN, *_DRAWN_THERE}
-        layers = (KroneckerAttention, DenseAttention)
+        layers = (KroneckerAttention, DenseAttention, GridAttention)
         unknown = {name for layer in layers for name in _options_of(layer)} - known
         return {"options_not_tried": sorted(unknown)} if unknown else {}
 
@@ -154,7 +155,8 @@ class Layers(OnPoisonedMemory):
 
 
 def _options_of(layer: Any) -> list[str]:
-    return [name for name in inspect.signature(layer.__init__).parameters if name != "self"]
+    taken = inspect.signature(layer.__init__).parameters.values()
+    return [one.name for one in taken if one.name != "self" and one.kind is not one.VAR_KEYWORD]
 
 
 def _floors(exact: Mapping[str, Tensor], layer: Any) -> dict[str, float | None]:
