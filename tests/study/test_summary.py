@@ -133,6 +133,7 @@ def test_words():
     nothing = dict.fromkeys(SCORES, SCORES["none"])
     assert advice(summarise_study(study(nothing))[0]).startswith("No context layer was shown to help here")
     assert advice(summarise_study(study() | {"runs": []})[0]) == "Not measured yet."
+    assert advice({**part, "caveat": "Not decided."}) == "Not decided."
 
 
 def test_the_sweep():

@@ -43,6 +43,7 @@ class Records:
                 {
                     "name": part.name,
                     "title": part.label,
+                    "caveat": part.caveat,
                     "layers": list(part.layers),
                     "score": part.score,
                     "score_label": part.task.label,

@@ -48,6 +48,7 @@ class Part:
         sweep_seed: of the runs that choose. Not among ``seeds``: those runs count, these do not.
         sweep_folds: which of the folds choose: "each" for itself, or "first" for all.
         prepared: the size that ``--prepare`` scales pictures to, height and width; as they are by default.
+        caveat: why the figures decide less than they seem to; said in the place of advice.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Part:
     sweep_seed: int = 100
     sweep_folds: str = "each"
     prepared: Sequence[int] = ()
+    caveat: str = ""
 
     def __post_init__(self) -> None:
         where = f"data.{self.name}"

@@ -45,8 +45,10 @@ def findings(part: Mapping[str, Any]) -> list[str]:
 def advice(part: Mapping[str, Any]) -> str:
     """Where to use what, in one sentence: nothing, a mean, Kronecker attention, or regular attention.
 
-    It speaks of what was shown after Holm's correction alone.
+    It speaks of what was shown after Holm's correction alone. Where the study itself has a caveat, that is said instead.
     """
+    if part["runs"] and part["caveat"]:
+        return str(part["caveat"])
     layers = {entry["layer"]: entry["differences"] for entry in part["layers"]}
     helps = [name for name, found in layers.items() if _shown(found, _NONE, "better")]
     if not part["runs"]:
