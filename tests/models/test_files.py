@@ -145,6 +145,8 @@ def test_timms_networks(tmp_path):
         ("classes", "ab", "the description's classes must be a list of names"),
         ("std", [1, 0, 1], "the description's std must be positive numbers, one for each channel"),
         ("mean", [0.5, float("nan"), 0.5], "the description's mean must be numbers, one for each channel"),
+        ("std", [], "the description's std must be positive numbers, one for each channel"),
+        ("mean", [0.5], "the description's mean and std must have a number for each channel, both"),
         ("size", 0, "the description's size must be a number of pixels, not 0"),
         ("size", 10**9, "the description's size must be a number of pixels"),
         ("task", ["dance"], "the description's task must be a name"),

@@ -196,6 +196,7 @@ class TestThePapersRecipe:
         ("epochs: [", "is not YAML"),
         ("epochs: 0", "epochs must be at least 1"),
         ("compile: reduce", "compile must be true, false, auto, reduce-overhead or max-autotune, not 'reduce'"),
+        ("optimiser: {lr: 1" + "0" * 400 + "}", "the recipe has a number that is too large"),
         ("ema: 1.5", "ema must lie between 0 and 1"),
         ("batch_size: 7\ndevices: 2", "batch_size 7 must be a multiple of the 2 devices"),
         ("data: {images: {size: 300}}", "size 300 cannot be cut from images of 256"),

@@ -93,6 +93,8 @@ class Description:
         for name, (fits, wanted) in _FIELDS.items():
             if not fits(getattr(description, name)):
                 raise ValueError(f"the description's {name} must be {wanted}, not {getattr(description, name)!r:.80}")
+        if len(description.mean) != len(description.std):
+            raise ValueError("the description's mean and std must have a number for each channel, both")
         return description
 
 
@@ -101,8 +103,11 @@ def _is_whole(value: Any, least: int, most: int) -> bool:
 
 
 def _are_numbers(values: Any, least: float) -> bool:
-    return isinstance(values, list | tuple) and all(
-        isinstance(value, int | float) and least <= value <= 1e6 for value in values
+    # Of pictures, which are of one channel or of three.
+    return (
+        isinstance(values, list | tuple)
+        and len(values) in (1, 3)
+        and all(isinstance(value, int | float) and least <= value <= 1e6 for value in values)
     )
 
 

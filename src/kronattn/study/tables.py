@@ -25,7 +25,7 @@ def overview_table(summary: Sequence[Mapping[str, Any]], reference: str) -> Tabl
         ]
         if any(gains):
             rows.append([Cell(layer), *(_difference(gain)[0] for gain in gains)])
-    columns = (Column("Layer", numeric=False), *(Column(f"{part['title']}, {part['score_label']}") for part in summary))
+    columns = (Column("Layer", numeric=False), *(Column(part["title"]) for part in summary))
     notes = [f"Points over {reference}. ‡ and †: zero is excluded, after Holm's correction and without it."]
     return Table(f"Over {reference}", columns, [Group("", rows)], notes)
 

@@ -283,6 +283,8 @@ def load_recipe(path: str | Path | None, overrides: Sequence[str] = ()) -> Recip
         found = parser.instantiate(parser.parse_args([*arguments, *(f"--{k}={v}" for k, v in changes.items())]))
     except ArgumentError as error:
         raise ValueError(" ".join(str(error).replace("Parser key", "the recipe's").split())) from None
+    except OverflowError as error:
+        raise ValueError(f"the recipe has a number that is too large: {error}") from None
     return kind(**{entry.name: found[entry.name] for entry in fields(kind)})
 
 
