@@ -91,7 +91,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None) -
 def _rows(columns: Tensor) -> Tensor:
     """Columns as rows, in the only layout that the fused kernels take: each vector in one piece."""
     rows = columns.transpose(-2, -1)
-    if rows.shape[-2] == 1:
+    if not is_captured() and rows.shape[-2] == 1:
         # Of a single vector any stride to the next would do, but the kernels insist on an aligned one.
         return rows.contiguous().flatten().view(rows.shape)
     return rows if rows.stride(-1) == 1 else rows.contiguous()
