@@ -1,7 +1,7 @@
 """The norm of the coefficients from their moments, multiplied into the keys, in one launch where PyTorch takes ten.
 
 Batch statistics, running statistics and the scale are a few numbers a head: in eager code launching their arithmetic,
-operator by operator, took half of a layer's time in training (NVIDIA H200, ``results/stages-h200.json``). Here every
+operator by operator, took half of a layer's time in training (NVIDIA H200, torch 2.11). Here every
 program works the scale out for itself and multiplies its rows by it; the first one moves the running statistics on.
 """
 
