@@ -151,27 +151,34 @@ def parts_like(splits: int, count: int, dtype: torch.dtype, device: torch.device
 
 
 @triton.jit
-def sum_parts_kernel(parts, addend, output, splits, count, HAS_ADDEND: tl.constexpr, BLOCK: tl.constexpr):
+def sum_parts_kernel(
+    parts, addend, output, splits, count, HAS_ADDEND: tl.constexpr, BP: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     b_i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    b_mask = b_i < count
-    b_sum = tl.zeros([BLOCK], tl.float32)
-    p_part = parts + b_i
-    for _ in range(splits):
-        b_sum += tl.load(p_part, mask=b_mask, other=0.0).to(tl.float32)
-        p_part += count
+    b_in = b_i < count
+    b_parts = tl.zeros([BP, BLOCK], tl.float32)
+    for start in range(0, splits, BP):
+        b_p = start + tl.arange(0, BP)
+        p_part = parts + b_p.to(tl.int64)[:, None] * count + b_i[None, :]
+        b_parts += tl.load(p_part, mask=(b_p < splits)[:, None] & b_in[None, :], other=0.0).to(tl.float32)
+    b_sum = tl.sum(b_parts, axis=0)
     if HAS_ADDEND:
-        b_sum += tl.load(addend + b_i, mask=b_mask, other=0.0).to(tl.float32)
-    tl.store(output + b_i, b_sum.to(output.dtype.element_ty), mask=b_mask)
+        b_sum += tl.load(addend + b_i, mask=b_in, other=0.0).to(tl.float32)
+    tl.store(output + b_i, b_sum.to(output.dtype.element_ty), mask=b_in)
 
 
-def sum_parts(parts: Tensor, dtype: torch.dtype, addend: Tensor | None = None) -> Tensor:
-    """(splits, count) parts added up in a fixed order, plus a contiguous ``addend`` of as many elements."""
+def sum_parts(parts: Tensor, dtype: torch.dtype, addend: Tensor | None = None, *, at_once: int = 1) -> Tensor:
+    """(splits, count) parts added up in a fixed order, plus a contiguous ``addend`` of as many elements.
+
+    A program adds up one part after the other, or where they are many so many ``at_once``, of fewer elements.
+    """
     splits, count = parts.shape
     if splits == 1 and addend is None and parts.dtype == dtype:
         return parts[0]
     output = torch.empty((count,), dtype=dtype, device=parts.device)
     tensors = parts, parts if addend is None else addend, output
-    launch(sum_parts_kernel, (ceil_div(count, 1024),), tensors, (splits, count), addend is not None, 1024)
+    block = max(32, 1024 // at_once)
+    launch(sum_parts_kernel, (ceil_div(count, block),), tensors, (splits, count), addend is not None, at_once, block)
     return output
 
 
