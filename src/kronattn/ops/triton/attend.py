@@ -8,7 +8,6 @@ program's part is written down, and the parts are added in a fixed order: the sa
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
-# ruff: noqa: RET505 (a kernel's compile-time branches must both be branches)
 from __future__ import annotations
 
 import math
@@ -70,18 +69,6 @@ def coefficients(b_q, b_k, b_bias, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def load_block(
-    tokens, start, b_s, b_d, count, C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, EVEN: tl.constexpr,
-    DT: tl.constexpr,
-):  # fmt: skip
-    """One block of a long list of tokens; without a mask where blocks and channels come out even."""
-    if EVEN and D == BD:
-        return tl.load(tokens + token_offsets(start + b_s, b_d, C)).to(DT)
-    else:
-        return load_tokens(tokens, start + b_s, b_d, count, C, D, DT)
-
-
-@triton.jit
 def attend_forward_kernel(
     query, keys, values, bias, residual, y, q_n, q_c, q_p, residual_n, residual_c, residual_p, y_n, y_c, y_p,
     positions, key_count, splits, per_split,
@@ -115,8 +102,8 @@ def attend_forward_kernel(
             b_sum = tl.zeros([BM], tl.float32)
             b_y = tl.zeros([BM, BDV], tl.float32)
             for block in range(0, key_count, BS):
-                b_k = load_block(keys, block, b_s, b_d, key_count, H * D, D, BD, EVEN, DT)
-                b_v = load_block(values, block, b_s, b_e, key_count, H * DV, DV, BDV, EVEN, DT)
+                b_k = load_tokens(keys, block + b_s, b_d, key_count, H * D, D, DT, EVEN)
+                b_v = load_tokens(values, block + b_s, b_e, key_count, H * DV, DV, DT, EVEN)
                 b_logits = matmul(b_q, tl.trans(b_k), PRECISION) * LOG2E
                 if HAS_BIAS or not EVEN:
                     b_logits += load_bias(bias, block + b_s, key_count, HAS_BIAS)[None, :]
@@ -179,8 +166,8 @@ def attend_backward_query_kernel(
     b_sum = tl.zeros([BM], tl.float32)
     b_delta = tl.zeros([BM], tl.float32)
     for start in range(0, key_count, BS):
-        b_k = load_block(keys, start, b_s, b_d, key_count, H * D, D, BD, EVEN, DT)
-        b_v = load_block(values, start, b_s, b_e, key_count, H * DV, DV, BDV, EVEN, DT)
+        b_k = load_tokens(keys, start + b_s, b_d, key_count, H * D, D, DT, EVEN)
+        b_v = load_tokens(values, start + b_s, b_e, key_count, H * DV, DV, DT, EVEN)
         b_logits = logits(b_q, b_k, load_bias(bias, start + b_s, key_count, HAS_BIAS), PRECISION)
         b_new = tl.maximum(b_max, tl.max(b_logits, axis=1))
         b_a = tl.exp2(b_logits - b_new[:, None])
@@ -197,8 +184,8 @@ def attend_backward_query_kernel(
 
     b_dq = tl.zeros([BM, BD], tl.float32)
     for start in range(0, key_count, BS):
-        b_k = load_block(keys, start, b_s, b_d, key_count, H * D, D, BD, EVEN, DT)
-        b_v = load_block(values, start, b_s, b_e, key_count, H * DV, DV, BDV, EVEN, DT)
+        b_k = load_tokens(keys, start + b_s, b_d, key_count, H * D, D, DT, EVEN)
+        b_v = load_tokens(values, start + b_s, b_e, key_count, H * DV, DV, DT, EVEN)
         b_logits = logits(b_q, b_k, load_bias(bias, start + b_s, key_count, HAS_BIAS), PRECISION)
         b_a = tl.exp2(b_logits - b_norm[:, None])
         b_da = matmul(b_dy, tl.trans(b_v), PRECISION)

@@ -7,6 +7,7 @@ side.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
+# ruff: noqa: RET505 (a kernel's compile-time branches must both be branches)
 from __future__ import annotations
 
 import os
@@ -139,10 +140,16 @@ def load_positions(
 
 
 @triton.jit
-def load_tokens(tokens, b_s, b_d, count, C: tl.constexpr, D: tl.constexpr, DT: tl.constexpr):
-    """A (tokens, channels) tile of one head in dtype DT; zero past the end."""
-    b_mask = (b_s < count)[:, None] & (b_d < D)[None, :]
-    return tl.load(tokens + token_offsets(b_s, b_d, C), mask=b_mask, other=0.0).to(DT)
+def load_tokens(
+    tokens, b_s, b_d, count, C: tl.constexpr, D: tl.constexpr, DT: tl.constexpr, EVEN: tl.constexpr = False
+):  # fmt: skip
+    """A (tokens, channels) tile of one head in dtype DT; zero past the end. With EVEN there are as many tokens: where
+    channels come out even too, nothing is masked."""
+    p_tokens = tokens + token_offsets(b_s, b_d, C)
+    if EVEN and b_d.shape[0] == D:
+        return tl.load(p_tokens).to(DT)
+    else:
+        return tl.load(p_tokens, mask=(b_s < count)[:, None] & (b_d < D)[None, :], other=0.0).to(DT)
 
 
 def parts_like(splits: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
