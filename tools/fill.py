@@ -266,8 +266,7 @@ def int8() -> list[Table]:
 
 
 # The longer study first: where both have a data set, it is the one to go by.
-STUDIES = ("study", "study-short", "study-options-short")
-STUDY_FIGURE = "figures/study.svg"
+STUDIES = ("study", "study-short", "study-controls-short", "study-imagenette-short", "study-options-short")
 
 
 def studies() -> list[str | Table]:
@@ -280,11 +279,11 @@ def studies() -> list[str | Table]:
         devices = sorted({one["device"] for one in found["environments"] if one.get("device")})
         hours = sum(run["seconds"] for run in found["runs"]) / 3600
         done = f"{len(found['runs'])} runs, {hours:.1f} hours in all, many at once, on {', '.join(devices)}."
-        if not shown and (ROOT / "docs" / STUDY_FIGURE).exists():
-            done += f"\n\n![What each layer gains, with 95% intervals]({STUDY_FIGURE})"
+        if (ROOT / "docs" / "figures" / f"{name}.svg").exists():
+            done += f"\n\n![What each layer gains, with 95% intervals](figures/{name}.svg)"
         rules = "\n".join(f"- {rule}" for rule in found["study"]["rules"])
         measured = [part for part in summarise_study(found) if part["runs"]]
-        shown += [f"## {found['study']['title']}", overview_table(measured, found["study"]["references"][0]), done]
+        shown += [f"## {found['study']['title']}", overview_table(measured), done]
         shown += ["The rules, written before the runs:", rules]
         for part in measured:
             sentences = "\n".join(f"- {sentence}" for sentence in findings(part))
@@ -294,12 +293,14 @@ def studies() -> list[str | Table]:
 
 
 def worth() -> list[str | Table]:
-    """What each layer gains on each data set of the longest study that was done, and what follows from it."""
-    name = next(name for name in STUDIES if (RESULTS / f"{name}.json").exists())
-    found = read(name)
-    measured = [part for part in summarise_study(found) if part["runs"]]
-    advised = "\n".join(f"- {part['title']}: {advice(part)}" for part in measured)
-    return [replace(overview_table(measured, found["study"]["references"][0]), title=""), advised]
+    """What each layer gains on each data set by the first study that decides it, and what follows from it."""
+    decided: dict[str, Mapping[str, Any]] = {}
+    for name in STUDIES:
+        for part in summarise_study(read(name)) if (RESULTS / f"{name}.json").exists() else []:
+            if part["runs"] and decided.get(part["name"], {"caveat": "none yet"})["caveat"]:
+                decided[part["name"]] = part
+    advised = "\n".join(f"- {part['title']}: {advice(part)}" for part in decided.values())
+    return [replace(overview_table(list(decided.values())), title=""), advised]
 
 
 TABLES: dict[str, Mapping[str, Callable[[], Sequence[str | Table]]]] = {
