@@ -265,6 +265,9 @@ def int8() -> list[Table]:
     return [tabulate("", columns, read("export-int8"))]
 
 
+# Whole batches of 128 of Imagenette's 9,469 training images.
+IMAGENETTE_EPOCH = 9469 // 128 * 128
+
 # The longer study first: where both have a data set, it is the one to go by.
 STUDIES = ("study", "study-short", "study-controls-short", "study-imagenette-short", "study-options-short")
 
@@ -303,6 +306,31 @@ def worth() -> list[str | Table]:
     return [replace(overview_table(list(decided.values())), title=""), advised]
 
 
+def where_time_goes() -> list[Table]:
+    """A whole run of kanet_kv on Imagenette, from the command to its weights: what took how long, before and now."""
+    found = read("training-h200")
+    runs = [found["before"], found["whole"]]
+
+    def parts(run: Mapping[str, Any]) -> dict[str, float]:
+        first, others = run["seconds_to_first_epoch"], run["seconds_of_the_other_epochs"]
+        steps = len(run["images_per_second_of_epochs"][1:]) * IMAGENETTE_EPOCH / run["images_per_second"]
+        return {
+            "start to the first epoch's end: imports, decoding, compiling, capturing": first,
+            "steps of the 59 other epochs": steps,
+            "between them: validation, checkpoints, logs": others - steps,
+            "last files": run["seconds_to_weights"] - first - others,
+            "**command to weights**": run["seconds_to_weights"],
+        }
+
+    before, now = map(parts, runs)
+    columns = {
+        "": lambda name: name,
+        "before, s": lambda name: f"{before[name]:.1f}",
+        "now, s": lambda name: f"{now[name]:.1f}",
+    }
+    return [tabulate("", columns, list(now))]
+
+
 TABLES: dict[str, Mapping[str, Callable[[], Sequence[str | Table]]]] = {
     "README.md": {
         "headline": headline,
@@ -330,7 +358,7 @@ TABLES: dict[str, Mapping[str, Callable[[], Sequence[str | Table]]]] = {
         ),
     },
     "docs/when.md": {"study": studies},
-    "results/README.md": {"goals": goal_tables},
+    "results/README.md": {"goals": goal_tables, "where-time-goes": where_time_goes},
     "docs/segmentation.md": {
         "camvid": trained("camvid", "over the first", "pixel accuracy", "MAdd", "peak memory", "images a second"),
         "camvid-test": evaluated(

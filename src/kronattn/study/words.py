@@ -45,7 +45,8 @@ def findings(part: Mapping[str, Any]) -> list[str]:
 def advice(part: Mapping[str, Any]) -> str:
     """Where to use what, in one sentence: nothing, a mean, Kronecker attention, or regular attention.
 
-    Nothing is the study's first reference. It speaks of what was shown after Holm's correction alone. A study's own caveat is said instead of it.
+    Nothing is the study's first reference. It speaks of what was shown after Holm's correction alone. A study's own
+    caveat is said instead of it.
     """
     if part["runs"] and part["caveat"]:
         return str(part["caveat"])
