@@ -35,7 +35,7 @@ from kronattn.ops.triton.blocks import (
     sum_parts,
     token_offsets,
 )  # fmt: skip
-from kronattn.ops.triton.layout import alignment, dense_strides, empty_like_grid, flat
+from kronattn.ops.triton.layout import dense_strides, empty_like_grid, flat, kernel_strides
 from kronattn.ops.triton.tuning import AttendBlocks, attend_blocks, ceil_div, dot_precision
 
 __all__ = ["attend_arguments", "attend_backward", "attend_forward"]
@@ -304,7 +304,7 @@ def attend_forward(
     y_strides = dense_strides(y, q_strides.channels_last)
     has_residual = residual is not None
     residual, residual_strides = (y, y_strides) if residual is None else flat(residual)
-    align = alignment(q_strides, residual_strides, y_strides)
+    strides, layout = kernel_strides(q_strides, residual_strides, y_strides)
     blocks, heads, ranges, sizes, numbers = attend_arguments(
         query.shape, keys.shape, values.shape, num_heads, query.dtype, blocks, False
     )
@@ -312,9 +312,8 @@ def attend_forward(
     launch(
         attend_forward_kernel, (heads * blocks.splits,),
         (query, keys, values, keys if key_bias is None else key_bias, residual, y),
-        (*q_strides.over(align), *residual_strides.over(align), *y_strides.over(align), *ranges),
-        *sizes, key_count <= blocks.keys, key_count % blocks.keys == 0, key_bias is not None, has_residual,
-        q_strides.channels_last, residual_strides.channels_last, y_strides.channels_last, align, *numbers,
+        (*strides, *ranges), *sizes,
+        key_count <= blocks.keys, key_count % blocks.keys == 0, key_bias is not None, has_residual, *layout, *numbers,
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     return y
@@ -344,7 +343,7 @@ def attend_backward(
     d_y, dy_strides = flat(d_y)
     d_query = empty_like_grid(query, query.shape[1], q_strides.channels_last)
     dq_strides = dense_strides(d_query, q_strides.channels_last)
-    align = alignment(q_strides, dy_strides, dq_strides)
+    strides, layout = kernel_strides(q_strides, dy_strides, dq_strides)
     blocks, heads, ranges, sizes, numbers = attend_arguments(
         query.shape, keys.shape, values.shape, num_heads, query.dtype, blocks, True
     )
@@ -353,8 +352,7 @@ def attend_backward(
     bias = d_bias = keys
     if key_bias is not None:
         bias, d_bias = key_bias, keys.new_empty((blocks.splits, heads, key_count), dtype=torch.float32)
-    strides = *q_strides.over(align), *dy_strides.over(align), *dq_strides.over(align)
-    flags = key_bias is not None, add_d_y, q_strides.channels_last, dy_strides.channels_last, dq_strides.channels_last
+    flags = key_bias is not None, add_d_y, *layout
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
     one_block, statistics = key_count <= blocks.keys, d_tokens
     if not one_block:
@@ -363,12 +361,12 @@ def attend_backward(
         launch(
             attend_backward_query_kernel, (heads * tiles,),
             (query, keys, values, bias, d_y, d_query, statistics), (*strides, positions, key_count, tiles),
-            *sizes, key_count % blocks.keys == 0, *flags, align, *numbers, **options,
+            *sizes, key_count % blocks.keys == 0, *flags, *numbers, **options,
         )  # fmt: skip
     launch(
         attend_backward_kernel, (heads * blocks.splits, ceil_div(key_count, blocks.keys)),
         (query, keys, values, bias, d_y, d_query, statistics, d_tokens, d_bias), (*strides, *ranges),
-        *sizes, one_block, *flags, align, *numbers, **options,
+        *sizes, one_block, *flags, *numbers, **options,
     )  # fmt: skip
     if key_bias is None:
         return d_query, sum_parts(d_tokens, dtype), d_tokens.new_empty(0, dtype=torch.float32)

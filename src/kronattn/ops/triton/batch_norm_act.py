@@ -342,4 +342,5 @@ class _BatchNormAct(torch.autograd.Function):
                 blocks.rows, blocks.channels, clamps, align,
                 num_warps=blocks.warps,
             )  # fmt: skip
-        return d_x, d_concat, sums[channels:], sums[:channels], None, None
+        d_bias, d_weight = sums.chunk(2)
+        return d_x, d_concat, d_weight, d_bias, None, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,13 +13,13 @@ from torch import Tensor
 
 __all__ = [
     "Strides",
-    "alignment",
     "dense_strides",
     "empty_grid",
     "empty_like_grid",
     "flat",
     "flat_strides",
     "is_channels_last",
+    "kernel_strides",
     "on_device",
     "row_distance",
     "rows_and_width",
@@ -35,12 +36,6 @@ class Strides(NamedTuple):
     channel: int
     position: int
     channels_last: bool
-
-    def over(self, alignment: int) -> tuple[int, int, int]:
-        """What a kernel takes: every stride that it multiplies by ``alignment`` divided by it."""
-        if self.channels_last:
-            return self.sample // alignment, 0, self.position // alignment
-        return self.sample // alignment, self.channel // alignment, self.position
 
 
 def flat_strides(x: Tensor) -> Strides | None:
@@ -93,13 +88,21 @@ def flat(x: Tensor) -> tuple[Tensor, Strides]:
     return x, strides
 
 
-def alignment(*tensors: Strides) -> int:
-    """The largest power of two, up to 16, that divides every stride which is not 1."""
-    divisor = 16
-    for strides in tensors:
-        other = strides.position if strides.channels_last else strides.channel
-        divisor = math.gcd(divisor, strides.sample, other)
-    return divisor
+@lru_cache(maxsize=1024)
+def kernel_strides(*tensors: Strides) -> tuple[list[int], tuple[int, ...]]:
+    """What kernels take of the layouts of tensors.
+
+    Returns:
+        The strides of one tensor after the other, those that kernels multiply by the alignment divided by it; and which
+        tensors have their channels last, then the alignment: the largest power of two, up to 16, that divides these.
+    """
+    others = [strides.position if strides.channels_last else strides.channel for strides in tensors]
+    align = math.gcd(16, *others, *(strides.sample for strides in tensors))
+    numbers = []
+    for strides, other in zip(tensors, others, strict=True):
+        parts = (0, other // align) if strides.channels_last else (other // align, strides.position)
+        numbers += [strides.sample // align, *parts]
+    return numbers, (*(strides.channels_last for strides in tensors), align)
 
 
 def empty_grid(

@@ -28,7 +28,7 @@ from kronattn.ops.triton.blocks import (
     sum_parts,
     token_offsets,
 )  # fmt: skip
-from kronattn.ops.triton.layout import alignment, dense_strides, empty_like_grid, flat
+from kronattn.ops.triton.layout import dense_strides, empty_like_grid, flat, kernel_strides
 from kronattn.ops.triton.tuning import AttendBlocks, ceil_div
 
 __all__ = ["finish_moments", "moments_backward", "moments_forward", "slope_and_level"]
@@ -178,17 +178,17 @@ def moments_forward(
 
     ``query`` is (N, C, *grid), ``keys`` are (N, S, C), contiguous; both results are (num_heads,) in float32.
     """
-    query, strides = flat(query)
+    query, q_strides = flat(query)
     blocks, heads, ranges, sizes, numbers = attend_arguments(
         query.shape, keys.shape, keys.shape, num_heads, query.dtype, blocks, True
     )
-    align = alignment(strides)
+    strides, layout = kernel_strides(q_strides)
     positions, key_count = ranges[:2]
     key_blocks = ceil_div(key_count, blocks.keys)
     parts = torch.empty((blocks.splits, heads, key_blocks, 4), dtype=torch.float32, device=query.device)
     launch(
-        moments_kernel, (heads * blocks.splits, key_blocks), (query, keys, parts), (*strides.over(align), *ranges),
-        *sizes[:5], strides.channels_last, align, *numbers,
+        moments_kernel, (heads * blocks.splits, key_blocks), (query, keys, parts), (*strides, *ranges),
+        *sizes[:5], *layout, *numbers,
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     return finish_moments(parts, num_heads, key_blocks, float(heads // num_heads * positions * key_count))
@@ -234,7 +234,7 @@ def moments_backward(
     has_d_mean, has_d_query = d_mean is not None, d_query is not None
     d_mean = d_squares if d_mean is None else d_mean
     d_query, dq_strides = (output, o_strides) if d_query is None else flat(d_query)
-    align = alignment(q_strides, dq_strides, o_strides)
+    strides, layout = kernel_strides(q_strides, dq_strides, o_strides)
     blocks, heads, ranges, sizes, numbers = attend_arguments(
         query.shape, keys.shape, keys.shape, num_heads, query.dtype, blocks, True
     )
@@ -244,14 +244,12 @@ def moments_backward(
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
     launch(
         moments_backward_query_kernel, (heads * blocks.splits,),
-        (query, keys, mean, d_mean, d_squares, d_query, output),
-        (*q_strides.over(align), *dq_strides.over(align), *o_strides.over(align), *ranges, members),
-        *sizes[:5], has_d_mean, has_d_query, q_strides.channels_last, dq_strides.channels_last,
-        o_strides.channels_last, align, *numbers, **options,
+        (query, keys, mean, d_mean, d_squares, d_query, output), (*strides, *ranges, members),
+        *sizes[:5], has_d_mean, has_d_query, *layout, *numbers, **options,
     )  # fmt: skip
     launch(
         moments_backward_keys_kernel, (heads * blocks.splits, ceil_div(key_count, blocks.keys)),
-        (query, keys, mean, d_mean, d_squares, parts), (*q_strides.over(align), *ranges, members),
-        *sizes[:5], has_d_mean, q_strides.channels_last, align, *numbers, **options,
+        (query, keys, mean, d_mean, d_squares, parts), (*strides[:3], *ranges, members),
+        *sizes[:5], has_d_mean, layout[0], layout[-1], *numbers, **options,
     )  # fmt: skip
     return output, sum_parts(parts, keys.dtype, d_keys).view(keys.shape)

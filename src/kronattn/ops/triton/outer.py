@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kronattn.ops.triton.blocks import grid_offsets, launch, token_offsets
-from kronattn.ops.triton.layout import alignment, dense_strides, empty_grid, flat, rows_and_width
+from kronattn.ops.triton.layout import dense_strides, empty_grid, flat, kernel_strides, rows_and_width
 from kronattn.ops.triton.tuning import ceil_div, outer_blocks, power_of_two
 
 __all__ = ["mean_once_forward", "outer_sum_forward"]
@@ -41,8 +41,8 @@ def excess_mean(tokens, b_c, first, count, excess, C: tl.constexpr, BS: tl.const
 def outer_sum_forward_kernel(
     tokens, residual, y, residual_n, residual_c, residual_p, y_n, y_c, y_p, height, width, row_blocks, column_scale,
     row_scale,
-    C: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, Y_LAST: tl.constexpr,
-    RESIDUAL_LAST: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ALIGN: tl.constexpr, MEAN_ONCE: tl.constexpr,
+    C: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    RESIDUAL_LAST: tl.constexpr, Y_LAST: tl.constexpr, ALIGN: tl.constexpr, MEAN_ONCE: tl.constexpr,
 ):  # fmt: skip
     """y[r, w] = columns[w] · column_scale + rows[r] · row_scale (+ residual[r, w]) for BR rows and BW columns.
 
@@ -100,17 +100,17 @@ def outer_sum_forward(
     column_scale, row_scale = (1 / height, 1 / width) if of_averages else (1.0, 1.0)
     batch, _, channels = tokens.shape
     output = empty_grid(batch, channels, grid, channels_last, dtype, tokens.device)
-    strides = dense_strides(output, channels_last)
+    y_strides = dense_strides(output, channels_last)
     has_residual = residual is not None
-    residual, residual_strides = (output, strides) if residual is None else flat(residual)
-    blocks = rows, columns, wide = outer_blocks(channels, height, width, strides.channels_last)
-    align = alignment(strides, residual_strides)
+    residual, residual_strides = (output, y_strides) if residual is None else flat(residual)
+    blocks = rows, columns, wide = outer_blocks(channels, height, width, channels_last)
+    strides, layout = kernel_strides(residual_strides, y_strides)
     row_blocks = ceil_div(height, rows)
     launch(
         outer_sum_forward_kernel, (batch * row_blocks, ceil_div(width, columns), ceil_div(channels, wide)),
         (tokens, residual, output),
-        (*residual_strides.over(align), *strides.over(align), height, width, row_blocks, column_scale, row_scale),
-        channels, *blocks, strides.channels_last, residual_strides.channels_last, has_residual, align, mean_once,
+        (*strides, height, width, row_blocks, column_scale, row_scale),
+        channels, *blocks, has_residual, *layout, mean_once,
         num_warps=8,
     )  # fmt: skip
     return output

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kronattn.ops.triton.blocks import grid_offsets, launch, token_offsets
-from kronattn.ops.triton.layout import alignment, flat, rows_and_width
+from kronattn.ops.triton.layout import flat, kernel_strides, rows_and_width
 from kronattn.ops.triton.tuning import PoolBlocks, ceil_div, pool_blocks
 
 __all__ = ["pool_forward"]
@@ -151,10 +151,10 @@ def pool_forward(
         (N, last + rows, C) in ``dtype``, added up in float32: columns first, then rows.
     """
     height, width = rows_and_width(x.shape[2:])
-    x, strides = flat(x)
+    x, x_strides = flat(x)
     batch, channels = x.shape[:2]
-    blocks = blocks or pool_blocks(batch, channels, height, width, x.element_size(), strides.channels_last)
-    align = alignment(strides)
+    blocks = blocks or pool_blocks(batch, channels, height, width, x.element_size(), x_strides.channels_last)
+    strides, layout = kernel_strides(x_strides)
     tokens = torch.empty((batch, width + height, channels), dtype=dtype, device=x.device)
     column_parts = row_parts = tokens
     if blocks.splits > 1:
@@ -166,9 +166,9 @@ def pool_forward(
     launch(
         pool_forward_kernel, (batch * blocks.splits, blocks.tiles, blocks.channel_blocks),
         (x, tokens, column_parts, row_parts),
-        (*strides.over(align), height, width, blocks.splits, blocks.rows_per_split, column_scale, row_scale),
+        (*strides, height, width, blocks.splits, blocks.rows_per_split, column_scale, row_scale),
         channels, blocks.rows, blocks.width, blocks.channels, blocks.lanes,
-        strides.channels_last, align, blocks.stages, whole_columns, whole_rows,
+        *layout, blocks.stages, whole_columns, whole_rows,
         num_warps=blocks.warps, maxnreg=128,
     )  # fmt: skip
     if not (whole_columns and whole_rows):
