@@ -49,6 +49,8 @@ class GridAttention(nn.Module):
     """
 
     observer: Callable[[GridAttention, Mixed, Sequence[int], Sequence[int]], None] | None = None
+    # What regular attention is by KroneckerAttention's options.
+    mode, mean, softmax, combine = "regular", "each", "joint", "sum"
 
     def __init__(
         self,
