@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ __all__ = [
     "ContextLayer",
     "add_residual",
     "axis_tokens",
-    "check_axes",
     "check_context_input",
     "grid_mean",
     "split_axes",
@@ -32,37 +31,42 @@ class ContextLayer(nn.Module):
 
     Args:
         channels: of the input and the output.
-        axes: of the grid, where the layer has parameters for each axis; None for any number.
+        axes: of the grid, where the layer has parameters for each axis; None for any number from 1 to 4.
+
+    Attributes:
+        most_axes: that ``axes`` can be.
+        shown: names of what the layer's repr says beside its channels.
     """
+
+    most_axes: ClassVar[int] = MAX_AXES
+    shown: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, channels: int, *, axes: int | None = None) -> None:
         super().__init__()
+        if axes is not None:
+            if isinstance(axes, bool) or not isinstance(axes, int):
+                raise TypeError(f"axes must be an int, not {type(axes).__name__}")
+            if not 1 <= axes <= self.most_axes:
+                raise ValueError(f"axes must lie between 1 and {self.most_axes}, not {axes}")
         check_positive_int("channels", channels)
         self.channels = channels
         self.axes = axes
 
     def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """The context of ``x``, plus ``residual``, which has the output's shape."""
-        raise NotImplementedError
-
-    def _checked(self, x: Tensor, residual: Tensor | None) -> Any:
-        """``x`` and ``residual``, in autocast's dtype where that is on."""
         # Weights that are no tensors (quantised modules) have no dtype to compare with.
         dtype = next((parameter.dtype for parameter in self.parameters()), None)
-        return check_context_input(
+        x, residual = check_context_input(
             x, residual, channels=self.channels, axes=self.axes, dtype=dtype, owner=type(self).__name__
         )
+        return self._context(x, residual)
+
+    def _context(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """The same for input that has been checked, and is in autocast's dtype where that is on."""
+        raise NotImplementedError
 
     def extra_repr(self) -> str:
-        return f"{self.channels}" if self.axes is None else f"{self.channels}, axes={self.axes}"
-
-
-def check_axes(axes: int, most: int = MAX_AXES) -> None:
-    """``axes`` is a number of axes that a layer can have parameters for."""
-    if isinstance(axes, bool) or not isinstance(axes, int):
-        raise TypeError(f"axes must be an int, not {type(axes).__name__}")
-    if not 1 <= axes <= most:
-        raise ValueError(f"axes must lie between 1 and {most}, not {axes}")
+        return ", ".join([f"{self.channels}", *(f"{name}={getattr(self, name)!r}" for name in self.shown)])
 
 
 @leaf_function
