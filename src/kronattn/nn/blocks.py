@@ -77,12 +77,7 @@ class ConvNormAct(nn.Module):
 class Bottleneck(nn.Module):
     """What the four share: a 1×1 convolution, a 3×3 depth-wise one, a 1×1 one, and the skip from input to output.
 
-    Args:
-        in_channels: c.
-        out_channels: d.
-        stride: s, of the depth-wise convolution.
-        expansion: r; rc channels go into the last convolution.
-        norm_layer, act_layer: build the norm and the activation of the convolutions.
+    ``norm_layer`` and ``act_layer`` build the norm and the activation of the convolutions.
     """
 
     depthwise: ConvNormAct | None
@@ -227,7 +222,8 @@ class AttnModule(Bottleneck):
         in_channels: c.
         out_channels: d.
         attn_layer: builds any attention from its number of channels; ``KroneckerAttention`` by default.
-        options: stride, expansion, norm_layer and act_layer, as in :class:`BaseModule`.
+        options: ``stride``, ``expansion``, and ``norm_layer`` and ``act_layer``, which build the norm and the
+            activation of the convolutions.
 
     Example:
         >>> from kronattn.nn import DenseAttention

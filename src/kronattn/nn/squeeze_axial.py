@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kronattn.nn.context_layer import ContextLayer, add_residual, axis_tokens, split_axes
 from kronattn.ops.checks import check_heads
-from kronattn.ops.fx import leaf_function
+from kronattn.ops.fx import leaf_function, leaf_module
 from kronattn.ops.torch_backend import spread, spread_tokens
 
 __all__ = ["AxisPositions", "SqueezeAxial"]
@@ -114,21 +114,16 @@ class AxisPositions(nn.Module):
         """Small, so that the features decide at first."""
         nn.init.normal_(self.weight, std=_POSITIONS_STD)
 
+    @leaf_module
     def forward(self, tokens: Tensor, like: Tensor) -> Tensor:
-        return interpolate_positions(self.weight, tokens, like)
+        parts = [
+            F.interpolate(self.weight[axis : axis + 1], size=like.shape[2 + axis], mode="linear", align_corners=False)
+            for axis in reversed(range(len(self.weight)))
+        ]
+        return torch.cat(parts, dim=2).squeeze(0).t().to(tokens.dtype)
 
     def extra_repr(self) -> str:
         return "{1}, axes={0}, places={2}".format(*self.weight.shape)
-
-
-@leaf_function
-def interpolate_positions(weight: Tensor, tokens: Tensor, like: Tensor) -> Tensor:
-    """(axes, C, places) to (sum(grid), C) for ``like``'s grid, the last axis first, in the tokens' dtype."""
-    parts = [
-        F.interpolate(weight[axis : axis + 1], size=like.shape[2 + axis], mode="linear", align_corners=False)
-        for axis in reversed(range(weight.shape[0]))
-    ]
-    return torch.cat(parts, dim=2).squeeze(0).t().to(tokens.dtype)
 
 
 @leaf_function
