@@ -75,10 +75,7 @@ class ConvNormAct(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """What the four share: a 1×1 convolution, a 3×3 depth-wise one, a 1×1 one, and the skip from input to output.
-
-    ``norm_layer`` and ``act_layer`` build the norm and the activation of the convolutions.
-    """
+    """What the four share: a 1×1 convolution, a 3×3 depth-wise one, a 1×1 one, and the skip from input to output."""
 
     depthwise: ConvNormAct | None
 
@@ -136,6 +133,13 @@ class BaseModule(Bottleneck):
 
     1×1 convolution to rc channels, 3×3 depth-wise convolution of stride s, 1×1 convolution to d channels; the
     input is added where s = 1 and c = d. At r = 1 there is nothing to expand, and no first convolution.
+
+    Args:
+        in_channels: c.
+        out_channels: d.
+        stride: s; 1 by default.
+        expansion: r; 6 by default.
+        norm_layer, act_layer: build the norm and the activation of the convolutions.
 
     Example:
         >>> BaseModule(16, 24, stride=2)(torch.randn(1, 16, 15, 20)).shape
@@ -222,8 +226,7 @@ class AttnModule(Bottleneck):
         in_channels: c.
         out_channels: d.
         attn_layer: builds any attention from its number of channels; ``KroneckerAttention`` by default.
-        options: ``stride``, ``expansion``, and ``norm_layer`` and ``act_layer``, which build the norm and the
-            activation of the convolutions.
+        options: stride, expansion, norm_layer and act_layer, as in :class:`BaseModule`.
 
     Example:
         >>> from kronattn.nn import DenseAttention
