@@ -94,8 +94,9 @@ def train(
 
 def _run(recipe: Recipe, config: Path, resume: bool, quiet: bool) -> tuple[dict[str, Any], Path]:
     """The figures of a run, and its folder."""
+    from kronattn.training.folder import run_folder
     from kronattn.training.interruption import Interrupted
-    from kronattn.training.run import run_folder, train
+    from kronattn.training.run import train
 
     folder = run_folder(recipe, _recipe_name(config))
     recipe = _with_threads(recipe, folder if resume else None)
