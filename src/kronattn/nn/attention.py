@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.nn.context_layer import add_residual
 from kronattn.nn.grid_attention import GridAttention, Mixed, map_positions, map_tokens
 from kronattn.nn.layer_scale import LayerScale
@@ -248,7 +249,7 @@ class KroneckerAttention(GridAttention):
         else:
             queries, keys = self._ask_everywhere(query, keys, places, plan)
         asks_itself = queries is query
-        if self._materialises(plan):
+        if self._norms_coefficients(plan):
             return self._mix_materialised(queries, keys, values, plan), query
         moments = None
         if self.uses_batch_statistics:
@@ -295,17 +296,16 @@ class KroneckerAttention(GridAttention):
         tokens, options = y.transpose(1, 2), {"mean": self.mean, "combine": self.combine}
         return stages.combine_tokens(tokens, query, plan, shares=masks.shares, residual=residual, **options)
 
-    def _materialises(self, plan: Plan) -> bool:
-        """Whether the coefficients are materialised; never while symbolic tracing, for which there is no plan yet."""
-        if self.num_heads > 1 or self.coefficient_norm == "batch_per_key" or self.softmax == "per_axis":
+    def _norms_coefficients(self, plan: Plan) -> bool:
+        """Whether materialised coefficients are normed in place of keys; never while tracing, without a plan yet."""
+        if self.num_heads > 1 or self.coefficient_norm != "batch" or self.softmax == "per_axis":
             return False
         return isinstance(plan, Plan) and plan.spread == "matrix_products"
 
     def _mix_materialised(self, queries: Tensor, keys: Tensor, values: Tensor, plan: Plan) -> Mixed:
         """The same for wide layers: the coefficients are materialised once, for their statistics and to go on with."""
+        assert isinstance(self.norm, CoefficientNorm)
         coefficients, moments, count = stages.coefficients(queries, keys, plan), None, keys.shape[1]
-        if self.norm is None:
-            return Mixed(queries, keys, None, values, stages.softmax(coefficients, count))
         if self.uses_batch_statistics:
             moments, coefficients = stages.moments_of_coefficients(coefficients, count, plan)
         if self.observer is not None:
