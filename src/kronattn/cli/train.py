@@ -15,7 +15,8 @@ import torch
 import typer
 
 from kronattn.cli.network import accelerator_of
-from kronattn.cli.output import QUIET_HELP, be_quiet, console, print_json, progress
+from kronattn.cli.options import Data, Quiet, SkipBadImages
+from kronattn.cli.output import print_json, progress, say
 from kronattn.cli.threads import use_threads
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 def train(
     context: typer.Context,
     config: Path = typer.Option(..., help="The recipe: a YAML file, or the name of ours, such as digits."),
-    data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
+    data: Data = None,
     model: str | None = typer.Option(None, help="The network: one of ours, or timm/NAME."),
     seed: int | None = typer.Option(None, help="Of weights, order and augmentation."),
     device: str | None = typer.Option(None, help="Where to run: auto, cpu, cuda, mps. Default: the recipe's."),
@@ -40,8 +41,8 @@ def train(
         None, "--output", "-o", help="The run's folder. Default: runs/RECIPE-MODEL-seedN."
     ),
     resume: bool = typer.Option(False, "--resume", help="Continue the run in its folder, if there is one."),
-    skip_bad_images: bool = typer.Option(False, "--skip-bad-images", help="Leave them out and count them."),
-    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
+    skip_bad_images: SkipBadImages = False,
+    quiet: Quiet = False,
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the summary."),
 ) -> None:
     """Train a network after a recipe; any setting can be changed with key=value or --key value.
@@ -88,8 +89,7 @@ def train(
         lines.append(f"{result['images_per_second']:,.0f} images a second in training, {waiting}")
     if result.get("skipped_images"):
         lines.append(f"{result['skipped_images']} bad images left out, such as {result['skipped'][0]}")
-    for line in [*lines, f"Run: {folder}"]:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    say(*lines, f"Run: {folder}")
 
 
 def _run(recipe: Recipe, config: Path, resume: bool, quiet: bool) -> tuple[dict[str, Any], Path]:
