@@ -22,9 +22,6 @@ def demo(
 
     Example: kronattn demo --port 7861
     """
-    from kronattn.data.prepare import require_torchvision
-
-    require_torchvision("the page")
     from kronattn.demo.serve import require_gradio, serve
     from kronattn.models.files import load_model
     from kronattn.predict.inputs import list_images

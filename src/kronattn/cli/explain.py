@@ -9,6 +9,7 @@ import typer
 
 from kronattn.cli.options import Weights, output_file
 from kronattn.cli.output import print_json, say, write_atomically, write_figure
+from kronattn.extras import require_library
 
 __all__ = ["explain"]
 
@@ -36,12 +37,8 @@ def explain(
 
     Example: kronattn explain church.jpg --weights kanet_kv --at 120,80 --output church.html
     """
-    from kronattn.data.prepare import prepare_image, require_torchvision, seen_part
-    from kronattn.present import require_matplotlib
-
-    require_torchvision("explain")
-    require_matplotlib("explain")
     from kronattn.data.images import read_image
+    from kronattn.data.prepare import prepare_image, seen_part
     from kronattn.explain import (
         choose_layers,
         draw_layers,
@@ -55,6 +52,7 @@ def explain(
     from kronattn.models.files import load_model
     from kronattn.tasks import find_task
 
+    require_library("matplotlib", "explain")
     picture = read_image(image)
     place = parse_place(at, picture.width, picture.height)
     on = resolve_device(device)

@@ -48,13 +48,11 @@ def export(
     network = given_network(network, weights)
     from kronattn.export import FORMATS, export_network, find_network
     from kronattn.export.runtime import require_onnx
-    from kronattn.extras import require_library
 
     if format not in FORMATS:
         raise ValueError(f"--format must be {' or '.join(FORMATS)}, not {format!r}")
     if format == "onnx":
         require_onnx()
-    require_library("torchvision", "export", extra="export")
     if int8 is not None and format != "onnx":
         raise ValueError("--int8 is for --format onnx")
     if int8 == "static" and calibrate is None:

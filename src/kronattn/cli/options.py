@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +10,8 @@ import typer
 
 from kronattn.cli.network import WEIGHTS_HELP
 from kronattn.cli.output import be_quiet, check_writable, console, print_json, say, write_figure, write_json
+from kronattn.extras import require_library
+from kronattn.present import FIGURE_SUFFIXES
 
 if TYPE_CHECKING:
     from kronattn.measure import Comparison
@@ -46,11 +48,8 @@ __all__ = [
 ]
 
 
-def output_file(*flags: str, help: str, suffixes: Sequence[str] = (), then: Callable[[str], None] | None = None) -> Any:
-    """An option for a file to write: refused before any work is done where that could not be.
-
-    ``then`` is called with the option's name, where there is a file to write.
-    """
+def output_file(*flags: str, help: str, suffixes: Sequence[str] = (), drawn: bool = False) -> Any:
+    """An option for a file to write: refused before any work is done where that could not be."""
 
     def check(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
         if path is not None:
@@ -59,8 +58,8 @@ def output_file(*flags: str, help: str, suffixes: Sequence[str] = (), then: Call
                 listed = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}" if suffixes[1:] else suffixes[0]
                 raise ValueError(f"{option} must end in {listed}, got {path}")
             check_writable(path, option)
-            if then is not None:
-                then(option)
+            if drawn:
+                require_library("matplotlib", option)
         return path
 
     return typer.Option(*flags, help=help, callback=check)
@@ -68,9 +67,7 @@ def output_file(*flags: str, help: str, suffixes: Sequence[str] = (), then: Call
 
 def figure_file(*flags: str, help: str = "Draw a figure into this file, .png or .svg.") -> Any:
     """An option for a figure to draw."""
-    from kronattn.present import FIGURE_SUFFIXES, require_matplotlib
-
-    return output_file(*flags, help=help, suffixes=FIGURE_SUFFIXES, then=require_matplotlib)
+    return output_file(*flags, help=help, suffixes=FIGURE_SUFFIXES, drawn=True)
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", callback=be_quiet, help="No progress bar.")]

@@ -46,9 +46,6 @@ def predict(
 
     Example: kronattn predict photos/ church.jpg --weights kanet_kv --top 3 --output found.csv
     """
-    from kronattn.data.prepare import require_torchvision
-
-    require_torchvision("predict")
     from kronattn.measure import resolve_device
     from kronattn.models.files import load_model
     from kronattn.predict.inputs import list_images

@@ -9,6 +9,7 @@ import typer
 
 from kronattn.cli.options import Device, Dtype, Json, Quiet, output_file
 from kronattn.cli.output import console, print_json, progress, say, write_atomically
+from kronattn.extras import require_library
 
 __all__ = ["report"]
 
@@ -31,11 +32,11 @@ def report(
     """
     # Imported here, so that a sub-command loads what it needs and no more.
     from kronattn.measure import describe_environment, resolve_device, resolve_dtype
-    from kronattn.present import require_matplotlib, to_json, to_rich
+    from kronattn.present import to_json, to_rich
     from kronattn.report import SECTIONS, Settings, render_page
 
     settings = Settings(resolve_device(device), resolve_dtype(dtype), quick, progress)
-    require_matplotlib("the report")
+    require_library("matplotlib", "the report")
 
     sections = []
     for section in SECTIONS:

@@ -9,6 +9,7 @@ import typer
 
 from kronattn.cli.options import figure_file, listed, show_tables
 from kronattn.cli.output import check_writable, print_json, progress, say, write_atomically, write_figure
+from kronattn.extras import require_library
 
 __all__ = ["study"]
 
@@ -43,7 +44,6 @@ def study(
     """
     import torch
 
-    from kronattn.present import require_matplotlib
     from kronattn.study.costs import measure_costs
     from kronattn.study.figures import draw_gains
     from kronattn.study.page import study_page
@@ -62,7 +62,7 @@ def study(
         for path in prepare_data(chosen, data, prepare, track=progress):
             say(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
         return
-    require_matplotlib("the study's page")
+    require_library("matplotlib", "the study's page")
     target = check_writable(output or Path(f"results/{whole.name}.json"))
     shown = check_writable(page or target.with_suffix(".html"), "--page")
     records = Records(whole, target, [Path(name) for name in listed(taken)])

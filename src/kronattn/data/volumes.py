@@ -119,7 +119,7 @@ def decode_volumes(volumes: Volumes, *, track: Track = untracked) -> dict[str, T
 
 def _read(entry: Entry) -> tuple[np.ndarray, tuple[float, ...]]:
     """The voxels and their spacing."""
-    nibabel: Any = require_library("nibabel", "NIfTI volumes", extra="volumes")
+    nibabel: Any = require_library("nibabel", "NIfTI volumes")
     data = entry.read()
     try:
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data

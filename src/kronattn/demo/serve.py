@@ -35,7 +35,7 @@ def require_gradio() -> None:
     # Read when Gradio is imported.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    require_library("gradio", "the page", extra="demo")
+    require_library("gradio", "the page")
 
 
 def serve(

@@ -30,7 +30,7 @@ def draw_theorem(setting: Setting, samples: Samples, *, claims: Claims | None = 
     >>> len(draw_theorem(setting, draw_samples(setting, 2000)).axes) >= 6
     True
     """
-    require_library("matplotlib.figure", "the theorem's figure", extra="plots")
+    require_library("matplotlib.figure", "the theorem's figure")
     from matplotlib.figure import Figure
 
     claims = paper_claims(setting) if claims is None else claims

@@ -19,7 +19,7 @@ def require_onnx() -> None:
     >>> require_onnx()
     """
     for library in ("onnx", "onnxruntime", "onnxscript"):
-        require_library(library, "ONNX", extra="export")
+        require_library(library, "ONNX")
 
 
 def open_session(content: bytes | str) -> Any:

@@ -71,7 +71,8 @@ class Task(ABC):
 
     def example(self, description: Description) -> Tensor:
         """An input of the size that the network was trained for, to count multiply-adds with: zeros."""
-        return torch.zeros(1, description.options.get("in_chans", 3), description.size, description.size)
+        square = (description.options.get("in_chans", 3), description.size, description.size)
+        return torch.zeros(1, *(description.shape or square))
 
     @abstractmethod
     def evaluated(self, description: Description, data: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -43,9 +42,6 @@ class Volumes(Task):
     def describe(self, data: Any) -> dict[str, Any]:
         crop = list(data.images.crop)
         return {"shape": [1, *crop], "resize": max(crop), "size": max(crop), "ignore_index": IGNORED}
-
-    def example(self, description: Description) -> Tensor:
-        return torch.zeros(1, *description.shape)
 
     def evaluated(self, description: Description, data: str) -> VolumeSettings:
         _, depth, height, width = description.shape
