@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from kronattn.data.cache import Decoded, cached
-from kronattn.data.decoded import Track, untracked
+from kronattn.data.decoded import ReadSamples, Track, untracked
 from kronattn.names import near_names
 from kronattn.tasks import Task
 from kronattn.training.recipe import DataSettings
@@ -175,8 +175,8 @@ class TrainingData(L.LightningDataModule):
         """The names of images that were left out so far."""
         found = list(self.skipped)
         for dataset in self._datasets.values():
-            if hasattr(dataset, "skipped"):
-                found += [dataset.images.name(index) for index in dataset.skipped.nonzero().flatten().tolist()]
+            if isinstance(dataset, ReadSamples):
+                found += dataset.bad_names()
         return found
 
     def keeps(self, bytes_needed: int) -> bool:
@@ -223,20 +223,17 @@ class TrainingData(L.LightningDataModule):
         return self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
 
     def _loader(self, dataset: Any, sampler: Any, **options: Any) -> DataLoader:
-        on_gpu = self.device().type == "cuda"
-        if hasattr(dataset, "__getitems__"):
-            return DataLoader(
-                dataset, self.batch_size, sampler=sampler, collate_fn=_as_it_is, pin_memory=on_gpu, **options
-            )
-        workers = min(self.settings.workers, os.cpu_count() or 1)
+        # Kept samples are gathered a batch at a time, in this process.
+        gathers = hasattr(dataset, "__getitems__")
+        workers = 0 if gathers else min(self.settings.workers, os.cpu_count() or 1)
         return DataLoader(
             dataset,
             self.batch_size,
             sampler=sampler,
             num_workers=workers,
             persistent_workers=workers > 0,
-            collate_fn=self.collate,
-            pin_memory=on_gpu,
+            collate_fn=_as_it_is if gathers else self.collate,
+            pin_memory=self.device().type == "cuda",
             **options,
         )
 
