@@ -35,10 +35,6 @@ class JointSettings:
         ignore_index: the label that masks are padded with.
         mean: of the colours, subtracted (values from 0 to 1); images are padded with it.
         std: of the colours, divided by.
-
-    Example:
-        >>> JointSettings(ignore_index=11).crop
-        321
     """
 
     crop: int = 321

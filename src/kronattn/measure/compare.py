@@ -36,11 +36,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Way:
-    """A case and the way of running it: ``case`` says what candidates are run on, in words and numbers for JSON.
-
-    >>> Way({"size": 513}, "training").how
-    'eager'
-    """
+    """A case and the way of running it: ``case`` says what candidates are run on, in words and numbers for JSON."""
 
     case: Mapping[str, Any]
     work: str = "inference"

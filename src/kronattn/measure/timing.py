@@ -19,11 +19,7 @@ _LONG = 0.5
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds that one call takes: the median over its turns, and the quartiles around it.
-
-    >>> Timing(median=2e-3, lower=1.9e-3, upper=2.2e-3, turns=9).median
-    0.002
-    """
+    """Seconds that one call takes: the median over its turns, and the quartiles around it."""
 
     median: float
     lower: float

@@ -14,11 +14,7 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry: what was found here and, beside it, what the paper prints.
-
-    >>> Cell("75.00%", printed="75.00%").printed
-    '75.00%'
-    """
+    """One entry: what was found here and, beside it, what the paper prints."""
 
     text: str
     printed: str = ""
@@ -28,11 +24,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A heading; numbers are set flush right.
-
-    >>> Column("MAdd").numeric
-    True
-    """
+    """A heading; numbers are set flush right."""
 
     title: str
     numeric: bool = True
@@ -40,11 +32,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that belong together, under a title of their own if it is not empty.
-
-    >>> len(Group("8×14²×8", [[Cell("Attn")], [Cell("KAO_KV")]]).rows)
-    2
-    """
+    """Rows that belong together, under a title of their own if it is not empty."""
 
     title: str
     rows: Sequence[Sequence[Cell]]
@@ -52,11 +40,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as plain data; its notes stand below.
-
-    >>> Table("Sizes", [Column("MB")], [Group("", [[Cell("1.5")]])]).groups[0].rows[0][0].text
-    '1.5'
-    """
+    """A table as plain data; its notes stand below."""
 
     title: str
     columns: Sequence[Column]

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import logging
-import os
 import warnings
 from collections.abc import MutableMapping, Sequence
 from functools import partial
@@ -19,7 +18,7 @@ from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelChec
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
-from kronattn.atomic import replacing, write_atomically
+from kronattn.atomic import link_atomically, replacing, write_atomically
 from kronattn.data.decoded import Track, untracked
 from kronattn.measure import count_madd, describe_environment
 from kronattn.models.files import Description, build_model, read_weights, save_model
@@ -201,9 +200,7 @@ def _build_network(recipe: Recipe, description: Description) -> nn.Module:
 def _keep_if_best(folder: Path, rows: list[dict[str, float]], score: str) -> None:
     """Make the last checkpoint the best as well, where a validation after training found it so."""
     if rows[-1][score] > max((row[score] for row in rows[:-1] if score in row), default=float("-inf")):
-        with replacing(folder / BEST) as temporary:
-            temporary.unlink()
-            os.link(folder / LAST, temporary)
+        link_atomically(folder / LAST, folder / BEST)
 
 
 def _trainer(
