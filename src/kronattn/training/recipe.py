@@ -6,7 +6,6 @@ one. A recipe may name another that it ``extends``, and give what differs alone.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import cache
@@ -414,8 +413,7 @@ def _check_path(keys: Sequence[str], settings: Any, where: str = "") -> Any:
             return Any
         known = [entry.name for entry in fields(settings)]
         if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else "known here are " + ", ".join(known)
+            hint = near_names(key, known, most=1).replace("known are", "known here are")
             raise ValueError(f"{where}unknown key {'.'.join(keys[: depth + 1])!r}: {hint}")
         settings = get_type_hints(settings)[key]
     return settings
