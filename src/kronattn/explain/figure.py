@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kronattn.explain.heat import HEAT
+from kronattn.explain.heat import HEAT, drawn_shares
 from kronattn.explain.operators import LABELS, MODES, Comparison
 from kronattn.explain.place import grid_position
-from kronattn.explain.shares import drawn_shares
 from kronattn.explain.view import COLOURS, draw_view
 from kronattn.present import new_figure
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -52,6 +52,14 @@ class Table:
         """The rows of all groups."""
         return [row for group in self.groups for row in group.rows]
 
+    def only(self, chosen: Sequence[int]) -> Table:
+        """Some of its columns. Rows may end early."""
+        groups = [
+            Group(group.title, [[row[at] for at in chosen if at < len(row)] for row in group.rows])
+            for group in self.groups
+        ]
+        return replace(self, columns=[self.columns[at] for at in chosen], groups=groups)
+
 
 def tabulate(
     title: str,
@@ -82,12 +90,9 @@ def tabulate(
         for name, part in groupby(rows, group)
     ]
     table = Table(title, heads, groups, notes)
-    said = [at for at in range(len(heads)) if not groups or any(row[at] != Cell(NOTHING) for row in table.rows)]
-    return Table(title, [heads[at] for at in said], [_columns(group, said) for group in groups], notes)
-
-
-def _columns(group: Group, chosen: Sequence[int]) -> Group:
-    return Group(group.title, [[row[at] for at in chosen] for row in group.rows])
+    return table.only(
+        [at for at in range(len(heads)) if not groups or any(row[at] != Cell(NOTHING) for row in table.rows)]
+    )
 
 
 def _cell(value: Cell | str | None) -> Cell:
