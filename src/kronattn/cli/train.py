@@ -97,7 +97,8 @@ def _run(recipe: Recipe, config: Path, resume: bool, quiet: bool) -> tuple[dict[
     from kronattn.training.interruption import Interrupted
     from kronattn.training.run import run_folder, train
 
-    folder = run_folder(recipe, _recipe_name(config))
+    # A run's own copy of its recipe is called after its folder.
+    folder = run_folder(recipe, config.parent.name if config.name == "config.yaml" else config.stem)
     recipe = _with_threads(recipe, folder if resume else None)
     shown: Progress = None if quiet else "bar" if sys.stdout.isatty() and sys.stderr.isatty() else "lines"
     try:
@@ -162,8 +163,3 @@ def overrides_of(arguments: list[str]) -> list[str]:
             argument = f"{argument}={value}"
         found.append(argument.removeprefix("--"))
     return found
-
-
-def _recipe_name(config: Path) -> str:
-    """A recipe's name; a run's own copy is called after its folder."""
-    return config.parent.name if config.name == "config.yaml" else config.stem

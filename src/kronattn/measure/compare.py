@@ -161,11 +161,8 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object, which :func:`read_comparison` reads."""
-        return {"schema": SCHEMA, **asdict(self), "rows": [_without_empty(row) for row in self.rows]}
-
-
-def _without_empty(row: Row) -> dict[str, Any]:
-    return {name: value for name, value in asdict(row).items() if value not in (None, [], "")}
+        rows = [{k: value for k, value in asdict(row).items() if value not in (None, [], "")} for row in self.rows]
+        return {"schema": SCHEMA, **asdict(self), "rows": rows}
 
 
 def compare(

@@ -190,13 +190,12 @@ class TrainingData(L.LightningDataModule):
         name = f"{key}, {self.device()}"
         if name not in self.store:
             tensors, bad = cached(self.cache, key, make)
-            self.store[name] = self._on_device(kind(**tensors), sum(x.nbytes for x in tensors.values())), bad
+            made = kind(**tensors)
+            fits = self.fits_on_device(sum(x.nbytes for x in tensors.values()))
+            self.store[name] = made.to(self.device()) if fits else made, bad
         dataset, bad = self.store[name]
         self.skipped += bad
         return dataset
-
-    def _on_device(self, dataset: Any, needed: int) -> Any:
-        return dataset.to(self.device()) if self.fits_on_device(needed) else dataset
 
     def fits_on_device(self, needed: int) -> bool:
         """Whether there is a GPU with room for so many bytes of decoded images, and for training beside them."""

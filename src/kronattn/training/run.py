@@ -142,7 +142,9 @@ def train(
     if late:
         # The last step was not the end of an epoch that is validated.
         history.rows[-1] |= trainer.validate(module, data, verbose=False)[0]
-    extra = speed.results() | _skipped(data)
+    extra: dict[str, Any] = speed.results()
+    if bad := data.bad_images():
+        extra |= {"skipped_images": len(bad), "skipped": bad[:20]}
     if test is not None:
         scores = trainer.validate(module, build_data(split=test), verbose=False)[0]
         extra["test"] = {"split": test, **{name.removeprefix("val/"): value for name, value in scores.items()}}
@@ -312,11 +314,6 @@ def _keep_weights(
     )
     with replacing(folder / CURVES) as temporary:
         figure.savefig(temporary, format="png", dpi=150)
-
-
-def _skipped(data: TrainingData) -> dict[str, Any]:
-    bad = data.bad_images()
-    return {"skipped_images": len(bad), "skipped": bad[:20]} if bad else {}
 
 
 def _csv(rows: list[dict[str, float]]) -> str:
