@@ -93,6 +93,7 @@ def bench_operators(
         for how in (("graphs", "eager") if on_gpu else ("eager",))
     ]
     compiled_for: list[Way] = []
+    layout = torch.channels_last if channels_last else torch.contiguous_format
 
     def scratch(name: str, way: Way) -> int:
         return OPERATORS[name].bytes_needed(Case.of(way.case), dtype.itemsize, matrices=3)
@@ -110,13 +111,18 @@ def bench_operators(
                 return f"its forward takes more than {_SLOW_MS} ms"
         return ""
 
+    def random(shape: Sequence[int], count: int, seed: int) -> list[Tensor]:
+        generator = torch.Generator(device).manual_seed(seed)
+        drawn = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(count))
+        return [x.contiguous(memory_format=layout) for x in drawn]
+
     def prepare(name: str, way: Way) -> Call:
         operator, shape = OPERATORS[name], _shape(way.case)
         count = 1
         if way.how == "graphs":
             count = max(2, math.ceil(_ROTATED / (math.prod(shape) * dtype.itemsize)))
             count = min(count, 24 if scratch(name, way) < 2**28 else 2)
-        inputs, gradients = (_random(shape, count, device, dtype, channels_last, seed) for seed in (0, 1))
+        inputs, gradients = (random(shape, count, seed) for seed in (0, 1))
         assert operator.call is not None
         call = operator.call
         if operator.compiled:
@@ -162,17 +168,6 @@ def _case(shape: Sequence[int]) -> dict[str, Any]:
 
 def _shape(case: Mapping[str, Any]) -> tuple[int, ...]:
     return case["batch"], case["channels"], *case["grid"]
-
-
-def _random(
-    shape: Sequence[int], count: int, device: torch.device, dtype: torch.dtype, channels_last: bool, seed: int
-) -> list[Tensor]:
-    generator = torch.Generator(device).manual_seed(seed)
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    return [
-        torch.randn(shape, generator=generator, device=device, dtype=dtype).contiguous(memory_format=layout)
-        for _ in range(count)
-    ]
 
 
 def parse_shapes(text: str) -> list[tuple[int, ...]]:

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kronattn.cli.network import accelerator_of
-from kronattn.cli.options import Data, Json, figure_file, listed, show_tables
+from kronattn.cli.options import Data, Json, accelerator_of, figure_file, listed, show_tables
 from kronattn.cli.output import check_writable, say, write_figure, write_json
 from kronattn.cli.train import overrides_of
 

@@ -7,8 +7,17 @@ from typing import Annotated
 
 import typer
 
-from kronattn.cli.network import WEIGHTS_HELP, accelerator_of, given_network
-from kronattn.cli.options import Data, Json, Quiet, SkipBadImages, figure_file, show_tables
+from kronattn.cli.options import (
+    WEIGHTS_HELP,
+    Data,
+    Json,
+    Quiet,
+    SkipBadImages,
+    accelerator_of,
+    figure_file,
+    given_network,
+    show_tables,
+)
 from kronattn.cli.output import console, progress, write_figure
 
 __all__ = ["evaluate"]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kronattn.cli.network import WEIGHTS_HELP, given_network
-from kronattn.cli.options import Quiet
+from kronattn.cli.options import WEIGHTS_HELP, Quiet, given_network
 from kronattn.cli.output import check_writable, measuring, print_json, say, write_atomically
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kronattn.cli.network import WEIGHTS_HELP
 from kronattn.cli.output import be_quiet, check_writable, console, print_json, say, write_figure, write_json
 from kronattn.extras import require_library
+from kronattn.measure import resolve_device
 from kronattn.present import FIGURE_SUFFIXES
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kronattn.present import Table
 
 __all__ = [
+    "WEIGHTS_HELP",
     "Against",
     "Batch",
     "ChannelsLast",
@@ -38,14 +39,18 @@ __all__ = [
     "SkipBadImages",
     "Weights",
     "Work",
+    "accelerator_of",
     "budget_in_bytes",
     "choices",
     "figure_file",
+    "given_network",
     "listed",
     "output_file",
     "show",
     "show_tables",
 ]
+
+WEIGHTS_HELP = "The trained network: a file, a run's folder, or a name from `kronattn list weights`."
 
 
 def output_file(*flags: str, help: str, suffixes: Sequence[str] = (), drawn: bool = False) -> Any:
@@ -103,6 +108,32 @@ ChannelsLast = Annotated[bool, typer.Option("--channels-last", help="Keep channe
 MemoryBudget = Annotated[
     float | None, typer.Option(help="Gigabytes; what needs more is left out. By default 2 or 4, or half of a GPU's.")
 ]
+
+
+def given_network(argument: str | None, weights: str | None) -> str:
+    """The network, which some commands take as an argument, too.
+
+    >>> given_network(None, "kanet_kv")
+    'kanet_kv'
+    """
+    if argument is not None and weights is not None:
+        raise ValueError(f"give the network once: {argument} or --weights {weights}")
+    found = weights if argument is None else argument
+    if found is None:
+        raise ValueError("--weights is missing: a file, a run's folder, or a name from `kronattn list weights`")
+    return found
+
+
+def accelerator_of(device: str) -> str:
+    """Lightning's word for a device.
+
+    >>> accelerator_of("cpu"), accelerator_of("auto")
+    ('cpu', 'auto')
+    """
+    if device == "auto":
+        return device
+    kind = resolve_device(device).type
+    return "gpu" if kind == "cuda" else kind
 
 
 def listed(given: str) -> list[str]:

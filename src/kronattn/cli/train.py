@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import typer
 
-from kronattn.cli.network import accelerator_of
-from kronattn.cli.options import Data, Quiet, SkipBadImages
+from kronattn.cli.options import Data, Quiet, SkipBadImages, accelerator_of
 from kronattn.cli.output import print_json, progress, say
 from kronattn.cli.threads import use_threads
 
