@@ -34,7 +34,7 @@ from kronattn.cli.options import (
     show_tables,
 )
 from kronattn.cli.output import console, measuring, print_json, progress, write_json
-from kronattn.cli.train import CONTEXT, overrides_of
+from kronattn.cli.train import CONTEXT, changed_recipe
 
 __all__ = ["app", "export", "heads", "insert", "latency", "loader", "networks", "operators", "show_files", "training"]
 
@@ -155,9 +155,8 @@ def loader(
     Example: kronattn bench loader --config digits
     """
     from kronattn.bench.loader import bench_loader
-    from kronattn.training.recipe import load_recipe
 
-    recipe = load_recipe(config, [*overrides_of(context.args), *([f"data.path={data}"] if data else [])])
+    recipe = changed_recipe(config, context.args, {"data.path": data})
     found = bench_loader(recipe, epochs=epochs, track=progress)
     if output is not None:
         write_json(output, found)

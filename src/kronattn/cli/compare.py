@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kronattn.cli.options import Data, Json, accelerator_of, figure_file, listed, show_tables
+from kronattn.cli.options import Data, Json, figure_file, listed, show_tables
 from kronattn.cli.output import check_writable, say, write_figure, write_json
-from kronattn.cli.train import overrides_of
+from kronattn.cli.train import changed_recipe
 
 __all__ = ["compare"]
 
@@ -50,13 +50,11 @@ def compare(
     from kronattn.tables.training import comparison_table, draw_comparison
     from kronattn.tasks import find_task
     from kronattn.training.comparison import measure_alone, parse_seeds, plan, run_all, summarise
-    from kronattn.training.recipe import load_recipe, recipe_yaml, without_places
+    from kronattn.training.recipe import recipe_yaml, without_places
 
     if alone == 1:
         raise ValueError("--alone must be at least 2: the first epoch warms up and does not count")
-    named = {"data.path": data, "accelerator": None if device is None else accelerator_of(device)}
-    changes = [f"{key}={value}" for key, value in named.items() if value is not None]
-    recipe = load_recipe(config, [*overrides_of(context.args), *changes])
+    recipe = changed_recipe(config, context.args, {"data.path": data}, device)
     place = folder or Path(f"runs/compare-{config.stem}")
     target = check_writable(output or Path(f"results/{recipe.data.name}.json"))
     plans = plan(recipe, listed(models), parse_seeds(seeds), place, listed(contexts))

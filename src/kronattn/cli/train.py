@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kronattn.training.progress import Progress
     from kronattn.training.recipe import Recipe
 
-__all__ = ["CONTEXT", "overrides_of", "train"]
+__all__ = ["CONTEXT", "changed_recipe", "train"]
 
 # Everything that is not an option of the command is a setting of the recipe.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -53,9 +53,7 @@ def train(
     """
     from kronattn.tasks import find_task
     from kronattn.training.precompile import precompiling
-    from kronattn.training.recipe import load_recipe
 
-    changes = overrides_of(context.args)
     named: dict[str, object] = {
         "data.path": data,
         "model.name": model,
@@ -63,12 +61,9 @@ def train(
         "devices": devices,
         "output": output,
         "threads": context.parent.params.get("threads") if context.parent else None,
+        "data.skip_bad_images": "true" if skip_bad_images else None,
     }
-    named["accelerator"] = None if device is None else accelerator_of(device)
-    changes += [f"{key}={value}" for key, value in named.items() if value is not None]
-    if skip_bad_images:
-        changes.append("data.skip_bad_images=true")
-    recipe = load_recipe(config, changes)
+    recipe = changed_recipe(config, context.args, named, device)
     with precompiling(recipe):
         # What this imports takes as long as many a kernel to compile.
         result, folder = _run(recipe, config, resume, quiet)
@@ -142,6 +137,17 @@ def _how_to_go_on(folder: Path) -> str:
         return "interrupted before the first checkpoint: the same command starts again"
     command = ["kronattn", "train", "--config", str(folder / "config.yaml"), "--output", str(folder), "--resume"]
     return f"interrupted; the checkpoint is {last}, and this goes on from it: {shlex.join(command)}"
+
+
+def changed_recipe(
+    config: str | Path, arguments: list[str], named: Mapping[str, object], device: str | None = None
+) -> Recipe:
+    """A recipe with the settings of a command line, and those of its options that were given."""
+    from kronattn.training.recipe import load_recipe
+
+    given = {**named, "accelerator": None if device is None else accelerator_of(device)}
+    changes = [f"{key}={value}" for key, value in given.items() if value is not None]
+    return load_recipe(config, [*overrides_of(arguments), *changes])
 
 
 def overrides_of(arguments: list[str]) -> list[str]:

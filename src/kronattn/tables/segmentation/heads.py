@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def measure_heads(
     def job(name: str, way: Way) -> Job:
         return Job(Path(calls.__file__), "head_call", arguments(name, way), against if name.endswith(OLD) else None)
 
-    ways = [Way(case.to_dict(), work) for case in cases for work in works]
+    ways = [Way(asdict(case), work) for case in cases for work in works]
     settings = {"channels_last": channels_last}
     shared: dict[str, Any] = {"device": device, "dtype": dtype, "settings": settings, "track": track}
     if against is None:
