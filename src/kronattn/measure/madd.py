@@ -45,7 +45,7 @@ def count_madd(call: Callable[..., Any], *inputs: Any, **options: Any) -> int:
     except Exception:
         # No shapes-only form: it reads values, uses an operation without one, or holds tensors of its own.
         # Whatever else was wrong with the call is raised again here.
-        return _count(_with_copied_module(call, lambda module: copy.deepcopy(module).eval()), inputs, options)
+        return _count(_copied(call), inputs, options)
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
@@ -83,6 +83,10 @@ def _computed_literally() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def _copied(call: Callable[..., Any]) -> Callable[..., Any]:
+    return _with_copied_module(call, lambda module: copy.deepcopy(module).eval())
 
 
 def _with_copied_module(call: Callable[..., Any], make_copy: Callable[[nn.Module], nn.Module]) -> Callable[..., Any]:
