@@ -41,10 +41,6 @@ __all__ = ["app", "export", "heads", "insert", "latency", "loader", "networks", 
 app = typer.Typer(no_args_is_help=True, help="Speed against peers, as ratios within one run.")
 
 
-@app.callback()
-def _bench() -> None: ...
-
-
 @app.command()
 def networks(
     models: Models = "",

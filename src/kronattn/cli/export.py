@@ -69,10 +69,7 @@ def export(
         "format": format,
         "dynamic": dynamic,
         "output": str(output),
-        "differences": [
-            {"size": list(one.size), "largest": one.absolute, "largest_output": one.outputs}
-            for one in exported.differences
-        ],
+        "differences": [one.to_json() for one in exported.differences],
         "bytes": len(exported.content),
     }
     lines = [f"Largest difference from PyTorch: {one}" for one in exported.differences]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kronattn.present import Cell, Column, Table, new_figure, tabulate
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["comparison_table", "draw_comparison"]
 
 
-def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Table:
+def comparison_table(found: Mapping[str, Any]) -> Table:
     """Networks that were trained alike, with what seeds do to them and how they differ from the baseline.
 
     ``found`` is what ``kronattn compare`` writes.
@@ -39,7 +39,6 @@ def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Tab
         f"to {found['baseline']}, paired by seed, in points; the interval is Student's. Params with batch norm's.",
         *(["Waiting: the share of the time of training in which the next batch was waited for."] if waiting else []),
         *(["Several runs shared the device: there is no telling images a second."] if shared else []),
-        *notes,
     ]
     return tabulate(f"{found['data']}: one recipe for all", columns, found["summary"], notes=notes)
 

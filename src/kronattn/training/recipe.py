@@ -32,11 +32,9 @@ __all__ = [
     "recipe_class",
     "recipe_path",
     "recipe_yaml",
+    "shipped",
     "without_places",
 ]
-
-# In a checkout the recipes lie beside the sources; an installed package has a copy.
-_SHIPPED = (Path(__file__).parents[3] / "recipes", Path(__file__).parents[1] / "recipes")
 
 
 @dataclass
@@ -297,11 +295,21 @@ def recipe_path(name: str | Path) -> Path:
     # A folder of that name, such as photos/, is none.
     if Path(name).is_file():
         return Path(name)
-    for folder in _SHIPPED:
-        shipped = folder / Path(name).with_suffix(".yaml")
-        if shipped.exists():
-            return shipped
-    raise FileNotFoundError(f"there is no recipe {name}: {near_names(str(name), list_recipes())}")
+    known = shipped("recipes")
+    found = known.get(Path(name).with_suffix("").as_posix())
+    if found is None:
+        raise FileNotFoundError(f"there is no recipe {name}: {near_names(str(name), known)}")
+    return found
+
+
+def shipped(kind: str) -> dict[str, Path]:
+    """The files of a kind that come with kronattn, "recipes" or "studies", by name.
+
+    In a checkout they lie beside the sources; an installed package has a copy.
+    """
+    places = (Path(__file__).parents[3] / kind, Path(__file__).parents[1] / kind)
+    folder = next((place for place in places if place.is_dir()), places[-1])
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
 
 
 def list_recipes() -> dict[str, str]:
@@ -311,11 +319,7 @@ def list_recipes() -> dict[str, str]:
         >>> list_recipes()["digits"].startswith("The embedded default")
         True
     """
-    folder = next((folder for folder in _SHIPPED if folder.is_dir()), Path())
-    return {
-        path.relative_to(folder).with_suffix("").as_posix(): _first_comment(path)
-        for path in sorted(folder.rglob("*.yaml"))
-    }
+    return {name: _first_comment(path) for name, path in shipped("recipes").items()}
 
 
 def _first_comment(path: Path) -> str:
