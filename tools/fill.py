@@ -265,9 +265,11 @@ def int8() -> list[Table]:
     return [tabulate("", columns, read("export-int8"))]
 
 
+# Whole batches of 128 of Imagenette's 9,469 training images.
+IMAGENETTE_EPOCH = 9469 // 128 * 128
+
 # The longer study first: where both have a data set, it is the one to go by.
-STUDIES = ("study", "study-short", "study-options-short")
-STUDY_FIGURE = "figures/study.svg"
+STUDIES = ("study", "study-short", "study-controls-short", "study-imagenette-short", "study-options-short")
 
 
 def studies() -> list[str | Table]:
@@ -280,11 +282,11 @@ def studies() -> list[str | Table]:
         devices = sorted({one["device"] for one in found["environments"] if one.get("device")})
         hours = sum(run["seconds"] for run in found["runs"]) / 3600
         done = f"{len(found['runs'])} runs, {hours:.1f} hours in all, many at once, on {', '.join(devices)}."
-        if not shown and (ROOT / "docs" / STUDY_FIGURE).exists():
-            done += f"\n\n![What each layer gains, with 95% intervals]({STUDY_FIGURE})"
+        if (ROOT / "docs" / "figures" / f"{name}.svg").exists():
+            done += f"\n\n![What each layer gains, with 95% intervals](figures/{name}.svg)"
         rules = "\n".join(f"- {rule}" for rule in found["study"]["rules"])
         measured = [part for part in summarise_study(found) if part["runs"]]
-        shown += [f"## {found['study']['title']}", overview_table(measured, found["study"]["references"][0]), done]
+        shown += [f"## {found['study']['title']}", overview_table(measured), done]
         shown += ["The rules, written before the runs:", rules]
         for part in measured:
             sentences = "\n".join(f"- {sentence}" for sentence in findings(part))
@@ -294,12 +296,39 @@ def studies() -> list[str | Table]:
 
 
 def worth() -> list[str | Table]:
-    """What each layer gains on each data set of the longest study that was done, and what follows from it."""
-    name = next(name for name in STUDIES if (RESULTS / f"{name}.json").exists())
-    found = read(name)
-    measured = [part for part in summarise_study(found) if part["runs"]]
-    advised = "\n".join(f"- {part['title']}: {advice(part)}" for part in measured)
-    return [replace(overview_table(measured, found["study"]["references"][0]), title=""), advised]
+    """What each layer gains on each data set by the first study that decides it, and what follows from it."""
+    decided: dict[str, Mapping[str, Any]] = {}
+    for name in STUDIES:
+        for part in summarise_study(read(name)) if (RESULTS / f"{name}.json").exists() else []:
+            if part["runs"] and decided.get(part["name"], {"caveat": "none yet"})["caveat"]:
+                decided[part["name"]] = part
+    advised = "\n".join(f"- {part['title']}: {advice(part)}" for part in decided.values())
+    return [replace(overview_table(list(decided.values())), title=""), advised]
+
+
+def where_time_goes() -> list[Table]:
+    """A whole run of kanet_kv on Imagenette, from the command to its weights: what took how long, before and now."""
+    found = read("training-h200")
+    runs = [found["before"], found["whole"]]
+
+    def parts(run: Mapping[str, Any]) -> dict[str, float]:
+        first, others = run["seconds_to_first_epoch"], run["seconds_of_the_other_epochs"]
+        steps = len(run["images_per_second_of_epochs"][1:]) * IMAGENETTE_EPOCH / run["images_per_second"]
+        return {
+            "start to the first epoch's end: imports, decoding, compiling, capturing": first,
+            "steps of the 59 other epochs": steps,
+            "between them: validation, checkpoints, logs": others - steps,
+            "last files": run["seconds_to_weights"] - first - others,
+            "**command to weights**": run["seconds_to_weights"],
+        }
+
+    before, now = map(parts, runs)
+    columns = {
+        "": lambda name: name,
+        "before, s": lambda name: f"{before[name]:.1f}",
+        "now, s": lambda name: f"{now[name]:.1f}",
+    }
+    return [tabulate("", columns, list(now))]
 
 
 TABLES: dict[str, Mapping[str, Callable[[], Sequence[str | Table]]]] = {
@@ -329,7 +358,7 @@ TABLES: dict[str, Mapping[str, Callable[[], Sequence[str | Table]]]] = {
         ),
     },
     "docs/when.md": {"study": studies},
-    "results/README.md": {"goals": goal_tables},
+    "results/README.md": {"goals": goal_tables, "where-time-goes": where_time_goes},
     "docs/segmentation.md": {
         "camvid": trained("camvid", "over the first", "pixel accuracy", "MAdd", "peak memory", "images a second"),
         "camvid-test": evaluated(

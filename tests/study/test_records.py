@@ -40,3 +40,11 @@ def test_the_file_is_written_with_every_run(study, tmp_path):
         records.add(run_of(study, seed), "f", 0.1, {"top1": 0.5, "test": {"top1": 0.4}}, seconds=1.234)
         assert len(json.loads(records.path.read_text())["runs"]) == seed + 1
     assert records.get(run_of(study, 2))["test"] == 0.4
+
+
+def test_of_another_study_those_runs_are_taken_that_this_one_plans(study, tmp_path):
+    other = Records(study, tmp_path / "other.json")
+    for seed in (0, 99):
+        other.add(run_of(study, seed), "f", 0.1, {"top1": 0.5})
+    assert list(Records(study, tmp_path / "mine.json", [other.path]).runs) == [run_of(study, 0).key]
+    assert len(Records(study, other.path).runs) == 2  # what is in its own file stays

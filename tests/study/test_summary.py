@@ -106,7 +106,7 @@ def test_failures_are_in_the_table_and_not_in_the_means():
 
 def test_all_data_sets_in_one_table():
     (part,) = summarise_study(study())
-    rows = overview_table([part, {**part, "layers": part["layers"][:2]}], "none").groups[0].rows
+    rows = overview_table([part, {**part, "layers": part["layers"][:2]}]).groups[0].rows
     assert [row[0].text for row in rows] == [entry["layer"] for entry in part["layers"] if entry["layer"] != "none"]
     assert rows[0][1].text == part_table(part).groups[0].rows[1][3].text
     assert [cell.text == "–" for cell in rows[-1][1:]] == [False, True]
@@ -177,3 +177,16 @@ def test_the_page():
     assert "paper, 2 threads" in page
     assert "http" not in page
     assert "Not measured yet." in study_page(study() | {"runs": []})
+
+
+def test_runs_of_layers_that_a_study_does_not_have_are_not_counted():
+    found = study()
+    found["runs"].append({**found["runs"][0], "layer": "another"})
+    assert summarise_study(found)[0]["runs"] == summarise_study(study())[0]["runs"]
+
+
+def test_advice_and_overview_go_by_the_first_reference():
+    found = study() | {"study": {**study()["study"], "references": ["kao_kv", "none"]}}
+    (part,) = summarise_study(found)
+    assert advice(part).startswith("No context layer was shown to help here")
+    assert overview_table([part]).columns[1].title.endswith("over kao_kv")

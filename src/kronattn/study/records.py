@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
 from kronattn.atomic import write_atomically
-from kronattn.study.plan import Run
+from kronattn.study.plan import Run, plan_runs
 from kronattn.study.settings import Study
 from kronattn.study.stages import FINAL, SWEEP
 
@@ -24,7 +24,8 @@ class Records:
 
     Args:
         path: the JSON file; what it holds already is read.
-        others: further files, of the same study elsewhere, whose runs are taken over.
+        others: further files, of this study elsewhere or of one that it shares runs with: those that it plans, too,
+            are taken over.
     """
 
     def __init__(self, study: Study, path: Path, others: Iterable[Path] = ()) -> None:
@@ -54,10 +55,13 @@ class Records:
                 for part in study.parts
             ],
         }
-        for file in [*([path] if path.exists() else []), *others]:
-            self._take_over(file)
+        if path.exists():
+            self._take_over(path)
+        planned = {run.key for run in plan_runs(study)}
+        for file in others:
+            self._take_over(file, planned)
 
-    def _take_over(self, path: Path) -> None:
+    def _take_over(self, path: Path, planned: Collection[str] | None = None) -> None:
         try:
             found = json.loads(path.read_text())
             runs, environments = found["runs"], found["environments"]
@@ -66,6 +70,8 @@ class Records:
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{path} does not hold a study's results: expected what kronattn study wrote") from None
         for record in runs:
+            if planned is not None and record["key"] not in planned:
+                continue
             record["environment"] = self._environment(environments[record["environment"]])
             known = self.runs.get(record["key"])
             # One that came to its end counts before one that failed.

@@ -25,7 +25,7 @@ def summarise_study(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _summarise_part(part: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    runs = [run for run in found["runs"] if run["data"] == part["name"]]
+    runs = [run for run in found["runs"] if run["data"] == part["name"] and run["layer"] in part["layers"]]
     finals = [run for run in runs if run["stage"] == FINAL]
     references = [name for name in found["study"]["references"] if name in part["layers"]]
     scores = {name: _scores(name, finals) for name in part["layers"]}

@@ -14,20 +14,23 @@ _TONES = {"better": "good", "worse": "bad"}
 _MARKS = {"better": "‡", "worse": "‡", "maybe better": "†", "maybe worse": "†"}
 
 
-def overview_table(summary: Sequence[Mapping[str, Any]], reference: str) -> Table:
-    """What every layer gains over ``reference`` on every data set, in points."""
+def overview_table(summary: Sequence[Mapping[str, Any]]) -> Table:
+    """What every layer gains on every data set over its first reference, in points."""
     layers = list(dict.fromkeys(entry["layer"] for part in summary for entry in part["layers"]))
     rows = []
     for layer in layers:
         gains = [
-            next((entry["differences"].get(reference) for entry in part["layers"] if entry["layer"] == layer), None)
+            next((x["differences"].get(part["references"][0]) for x in part["layers"] if x["layer"] == layer), None)
             for part in summary
         ]
         if any(gains):
             rows.append([Cell(layer), *(_difference(gain)[0] for gain in gains)])
-    columns = (Column("Layer", numeric=False), *(Column(part["title"]) for part in summary))
-    notes = [f"Points over {reference}. ‡ and †: zero is excluded, after Holm's correction and without it."]
-    return Table(f"Over {reference}", columns, [Group("", rows)], notes)
+    columns = (
+        Column("Layer", numeric=False),
+        *(Column(f"{part['title']}: over {part['references'][0]}") for part in summary),
+    )
+    notes = ["In points. ‡ and †: zero is excluded, after Holm's correction and without it."]
+    return Table("What each layer gains", columns, [Group("", rows)], notes)
 
 
 def part_table(part: Mapping[str, Any], costs: Mapping[str, Any] | None = None) -> Table:

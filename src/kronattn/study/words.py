@@ -9,7 +9,7 @@ __all__ = ["advice", "findings"]
 
 _NOTHING = "no difference shown"
 # The study's names of the layers that the advice is about.
-_NONE, _MEAN, _REGULAR = "none", "global_mean", "attention"
+_MEAN, _REGULAR = "global_mean", "attention"
 
 
 def findings(part: Mapping[str, Any]) -> list[str]:
@@ -45,12 +45,13 @@ def findings(part: Mapping[str, Any]) -> list[str]:
 def advice(part: Mapping[str, Any]) -> str:
     """Where to use what, in one sentence: nothing, a mean, Kronecker attention, or regular attention.
 
-    It speaks of what was shown after Holm's correction alone. A study's own caveat is said instead of it.
+    Nothing is the study's first reference. It speaks of what was shown after Holm's correction alone. A study's own
+    caveat is said instead of it.
     """
     if part["runs"] and part["caveat"]:
         return str(part["caveat"])
     layers = {entry["layer"]: entry["differences"] for entry in part["layers"]}
-    helps = [name for name, found in layers.items() if _shown(found, _NONE, "better")]
+    helps = [name for name, found in layers.items() if _shown(found, part["references"][0], "better")]
     if not part["runs"]:
         return "Not measured yet."
     if not helps:
