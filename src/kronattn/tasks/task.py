@@ -96,13 +96,27 @@ class Task(ABC):
     def all_metrics(self, description: Description) -> MetricCollection:
         """The metrics of ``kronattn evaluate``, a confusion matrix among them."""
 
-    @abstractmethod
     def predicted(self, output: Tensor) -> Tensor:
         """What metrics compare with the target."""
+        return output.argmax(1)
 
     @abstractmethod
+    def class_scores(self, found: Mapping[str, Any]) -> Sequence[float | None]:
+        """Of what ``all_metrics`` found, each class's score."""
+
     def report(self, found: Mapping[str, Any], description: Description) -> dict[str, Any]:
         """What ``all_metrics`` found, as figures for a JSON object; tensors have become numbers and lists."""
+        counted, score, _ = self.per_class
+        counts = [sum(row) for row in found["confusion"]]
+        scores = self.class_scores(found)
+        return {
+            counted: sum(counts),
+            **{name: found[name] for name in self.figures},
+            "classes": [
+                {"name": name, counted: count, score: value}
+                for name, count, value in zip(description.classes, counts, scores, strict=True)
+            ],
+        }
 
     @abstractmethod
     def note(self, found: Mapping[str, Any]) -> str:

@@ -82,20 +82,9 @@ class Volumes(Task):
         )
         return found
 
-    def predicted(self, output: Tensor) -> Tensor:
-        return output.argmax(1)
-
-    def report(self, found: Mapping[str, Any], description: Description) -> dict[str, Any]:
-        confusion = found["confusion"]
-        return {
-            "voxels": sum(map(sum, confusion)),
-            "dice": found["dice"],
-            "classes": [
-                # A class that is nowhere has no Dice: it is not equal to itself.
-                {"name": name, "voxels": sum(row), "dice": dice if dice == dice else None}
-                for name, row, dice in zip(description.classes, confusion, found["class_dice"], strict=True)
-            ],
-        }
+    def class_scores(self, found: Mapping[str, Any]) -> list[float | None]:
+        # A class that is nowhere has no Dice: it is not equal to itself.
+        return [dice if dice == dice else None for dice in found["class_dice"]]
 
     def note(self, found: Mapping[str, Any]) -> str:
         return f"Each the mean over {found['images']} volumes."
