@@ -52,7 +52,7 @@ def explain(
     from kronattn.models.files import load_model
     from kronattn.tasks import find_task
 
-    require_library("matplotlib", "explain")
+    require_library("matplotlib.figure", "explain")
     picture = read_image(image)
     place = parse_place(at, picture.width, picture.height)
     on = resolve_device(device)

@@ -64,7 +64,7 @@ def output_file(*flags: str, help: str, suffixes: Sequence[str] = (), drawn: boo
                 raise ValueError(f"{option} must end in {listed}, got {path}")
             check_writable(path, option)
             if drawn:
-                require_library("matplotlib", option)
+                require_library("matplotlib.figure", option)
         return path
 
     return typer.Option(*flags, help=help, callback=check)

@@ -36,7 +36,7 @@ def report(
     from kronattn.report import SECTIONS, Settings, render_page
 
     settings = Settings(resolve_device(device), resolve_dtype(dtype), quick, progress)
-    require_library("matplotlib", "the report")
+    require_library("matplotlib.figure", "the report")
 
     sections = []
     for section in SECTIONS:

@@ -62,7 +62,7 @@ def study(
         for path in prepare_data(chosen, data, prepare, track=progress):
             say(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
         return
-    require_library("matplotlib", "the study's page")
+    require_library("matplotlib.figure", "the study's page")
     target = check_writable(output or Path(f"results/{whole.name}.json"))
     shown = check_writable(page or target.with_suffix(".html"), "--page")
     records = Records(whole, target, [Path(name) for name in listed(taken)])
