@@ -95,3 +95,13 @@ def test_what_is_missing_is_named(code, message):
     done = run(code)
     assert done.returncode != 0
     assert message in done.stderr.splitlines()[-1]
+
+
+def test_who_has_others_train_starts_without_lightning():
+    code = "import sys, kronattn.training.comparison, kronattn.study.run, kronattn.study.page\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "print(sys.modules.keys() & {'lightning', 'torchmetrics', 'torchvision'})"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "set()", done.stderr

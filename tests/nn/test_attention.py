@@ -160,3 +160,16 @@ def test_in_a_timm_resnet():
     assert any(isinstance(module, KroneckerAttention) for module in model.modules())
     model(torch.randn(2, 3, 64, 64)).square().mean().backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_gradients_by_running_statistics_of_each_key_in_half_precision():
+    """The bias is in half precision then, and PyTorch's matrix products add no half precision to float32."""
+    layer = KroneckerAttention(8, coefficient_norm="batch_per_key", grid=(5, 6)).eval()
+    x = torch.randn(2, 8, 5, 6, generator=torch.Generator().manual_seed(0))
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        leaf = x.to(dtype).requires_grad_()
+        y = layer.to(dtype)(leaf)
+        found.append((y, *torch.autograd.grad(y.square().sum(), [leaf, layer.norm.bias])))
+    for half, exact in zip(found[1], found[0], strict=True):
+        assert (half - exact).norm() <= 5e-2 * exact.norm()

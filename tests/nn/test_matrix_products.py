@@ -19,6 +19,7 @@ OPTIONS = {
     "values": {},
     "keys": {"project": "kv", "coefficient_norm": None},
     "no_norm": {"project": "qkv", "qk_channels": 16, "coefficient_norm": None, "scale": 0.1},
+    "cosine": {"project": "qkv", "qk_channels": 16, "coefficient_norm": "cosine"},
     "nothing": {"project": "", "coefficient_norm": None, "scale": 0.05},
 }
 

@@ -33,7 +33,7 @@ def call_launchers(modules):
     """The shapes of KANets and heads, and what is unlike them: other dtypes and layouts, heads, biases, many keys."""
     pool, outer = modules["pool"].pool_forward, modules["outer"].outer_sum_forward
     mean_once, coefficient_norm = modules["outer"].mean_once_forward, modules["coefficient_norm"]
-    attend, attend_backward = modules["attend"].attend_forward, modules["attend_backward"].attend_backward
+    attend, attend_backward = modules["attend"].attend_forward, modules["attend"].attend_backward
     moments, batch_norm = modules["moments"], modules["batch_norm_act"]
     half, single = {"dtype": torch.float16, "channels_last": False}, {"dtype": torch.float32, "channels_last": False}
     cases = [
@@ -49,19 +49,21 @@ def call_launchers(modules):
     ]
     for shape, values, heads, has_bias, options in cases:
         x, y = grid(*shape, **options), grid(shape[0], values, *shape[2:], **options)
-        tokens = pool(x, *shape[2:], dtype=x.dtype)
+        tokens = pool(x, dtype=x.dtype)
         value_tokens = torch.empty(shape[0], tokens.shape[1], values, dtype=x.dtype)
         bias = torch.empty(heads, tokens.shape[1]) if has_bias else None
-        outer(value_tokens, y, *shape[2:], 1.0, 1.0, residual=None if has_bias else y, mean_once=has_bias)
+        residual, channels_last = (None if has_bias else y), options.get("channels_last", True)
+        outer(value_tokens, residual, shape[2:], channels_last, x.dtype, False, has_bias)
         attend(x, tokens, value_tokens, bias, y if has_bias else None, heads)
-        attend_backward(y, x, tokens, value_tokens, bias, heads, add_d_y=x.shape == y.shape)
+        attend_backward(x, y, tokens, value_tokens, bias, heads, torch.float32, x.shape == y.shape)
         mean, squares = moments.moments_forward(x, tokens, heads)
         moments.moments_backward(x, tokens, mean, mean if has_bias else None, squares, x, tokens, heads)
-        mean_once(value_tokens, *shape[2:])
+        mean_once(value_tokens, shape[2:])
         weight, batches = torch.empty(heads), torch.zeros((), dtype=torch.int64)
         for found in (None, (mean, squares, 100.0)):
-            coefficient_norm.normalise_forward(tokens, weight, found, (weight, weight, batches), 1e-5, 0.1, heads)
-        coefficient_norm.normalise_backward(tokens, tokens, weight, weight, 100.0, heads)
+            running = weight, weight, batches
+            coefficient_norm.normalise_forward(tokens, weight, found, running, 1e-5, 0.1, heads, None)
+        coefficient_norm.normalise_backward(tokens, tokens, tokens, weight, weight, 100.0, heads, None)
     for batch, positions, keys, channels in ((8, 4225, 130, 2048), (2, 99, 7, 300)):
         tokens = torch.empty(batch, keys, channels, dtype=torch.bfloat16, requires_grad=True)
         rows = modules["wide"].centred(tokens, tokens.dtype)
@@ -70,11 +72,11 @@ def call_launchers(modules):
         weight, batches = torch.empty(1, requires_grad=True), torch.zeros((), dtype=torch.int64)
         norm = {"running": (weight.detach(), weight.detach(), batches), "eps": 1e-5, "momentum": 0.1}
         for moments_or_none in (None, found):
-            softmax = modules["wide"].normalised_softmax(handed_on, keys, weight, moments_or_none, **norm)
+            softmax = coefficient_norm.normalise(handed_on, weight, moments_or_none, softmax_of=keys, **norm)
         outputs = [rows, found.mean, found.squares, softmax]
         torch.autograd.grad(outputs, [tokens, matrix], [torch.empty_like(x) for x in outputs])
     # A strip of rows for each of several programs, and tiles that cut rows.
-    pool(grid(1, 64, 512, 512), 512, 512)
+    pool(grid(1, 64, 512, 512))
     for channels, concat in ((32, 16), (160, None)):
         x, clamp = grid(512, channels, 14, 14), (0.0, 6.0, concat is None)
         others = None if concat is None else grid(512, concat, 14, 14)

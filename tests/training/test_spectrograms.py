@@ -12,8 +12,9 @@ from PIL import Image
 
 from kronattn.data.volumes import Volumes
 from kronattn.training.evaluation import evaluate
+from kronattn.training.folder import read_result
 from kronattn.training.recipe import load_recipe
-from kronattn.training.run import read_result, train
+from kronattn.training.run import train
 from kronattn.training.volume_data import VolumeBatches
 
 

@@ -44,7 +44,6 @@ def study(
     """
     import torch
 
-    from kronattn.study.costs import measure_costs
     from kronattn.study.figures import draw_gains
     from kronattn.study.page import study_page
     from kronattn.study.prepare import prepare_data
@@ -77,6 +76,9 @@ def study(
 
     missing = 0
     if cost:
+        # Not before: Lightning, which it reads the data with, takes seconds to import, and other processes train.
+        from kronattn.study.costs import measure_costs
+
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         for name, measured in measure_costs(chosen, data, device).items():
             records.costs.setdefault(name, {}).update(measured)

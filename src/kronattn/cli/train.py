@@ -88,8 +88,9 @@ def train(
 
 def _run(recipe: Recipe, config: Path, resume: bool, quiet: bool) -> tuple[dict[str, Any], Path]:
     """The figures of a run, and its folder."""
+    from kronattn.training.folder import run_folder
     from kronattn.training.interruption import Interrupted
-    from kronattn.training.run import run_folder, train
+    from kronattn.training.run import train
 
     # A run's own copy of its recipe is called after its folder.
     folder = run_folder(recipe, config.parent.name if config.name == "config.yaml" else config.stem)

@@ -97,7 +97,7 @@ def _inputs_of_layers(model: nn.Module) -> Iterator[list[tuple[str, GridAttentio
 
 
 def _compare(name: str, layer: GridAttention, arguments: dict[str, Tensor]) -> Comparison:
-    own = layer.mode if isinstance(layer, KroneckerAttention) else "regular"
+    own = layer.mode
     calls = {}
     for mode in MODES:
         # A single position has a single coefficient, of which no batch norm can take statistics.

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.nn.context_layer import add_residual
-from kronattn.nn.grid_attention import GridAttention, Mixed, check_layer_input, map_positions, map_tokens
+from kronattn.nn.grid_attention import GridAttention, Mixed, map_positions, map_tokens
 from kronattn.nn.layer_scale import LayerScale
 from kronattn.nn.plain import is_plain
 from kronattn.nn.positions import AxisPositions
@@ -165,7 +166,9 @@ class KroneckerAttention(GridAttention):
         query, key, value = self._checked(query, key, value)
         plan, masks = self._plan(query, key, value, (mask, key_mask)), NO_MASKS
         if mask is not None or key_mask is not None:
-            query, key, value, masks = self._masked(query, key, value, mask, key_mask)
+            if self.coefficient_norm == "batch_per_key" and not isinstance(mask, fx.Proxy):
+                raise ValueError('coefficient_norm="batch_per_key" excludes mask: use coefficient_norm="batch"')
+            query, key, value, masks = apply_masks(query, key, value, mask, key_mask)
 
         # Pool. Maps take tokens in the network's dtype, which may be narrower than averages are.
         maps_all = self.key_map is not None and self.value_map is not None
@@ -203,12 +206,6 @@ class KroneckerAttention(GridAttention):
             y = y if self.layer_scale is None else map_positions(self.layer_scale, y)
             y = add_residual(y, residual)
         return y if mask is None else cleared(y, mask)
-
-    def _masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, key_mask: Tensor | None) -> Any:
-        """Query, key and value without what masks leave out, and the masks."""
-        if self.coefficient_norm == "batch_per_key" and not isinstance(mask, fx.Proxy):
-            raise ValueError('coefficient_norm="batch_per_key" excludes mask: use coefficient_norm="batch"')
-        return apply_masks(query, key, value, mask, key_mask)
 
     def _values(self, tokens: Tensor, like: Tensor) -> Tensor:
         """(N, S, P) values of (N, S, C) tokens."""
@@ -252,7 +249,7 @@ class KroneckerAttention(GridAttention):
         else:
             queries, keys = self._ask_everywhere(query, keys, places, plan)
         asks_itself = queries is query
-        if self._materialises(plan):
+        if self._norms_coefficients(plan):
             return self._mix_materialised(queries, keys, values, plan), query
         moments = None
         if self.uses_batch_statistics:
@@ -299,17 +296,16 @@ class KroneckerAttention(GridAttention):
         tokens, options = y.transpose(1, 2), {"mean": self.mean, "combine": self.combine}
         return stages.combine_tokens(tokens, query, plan, shares=masks.shares, residual=residual, **options)
 
-    def _materialises(self, plan: Plan) -> bool:
-        """Whether the coefficients are materialised; never while symbolic tracing, for which there is no plan yet."""
-        if self.num_heads > 1 or self.coefficient_norm == "batch_per_key" or self.softmax == "per_axis":
+    def _norms_coefficients(self, plan: Plan) -> bool:
+        """Whether materialised coefficients are normed in place of keys; never while tracing, without a plan yet."""
+        if self.num_heads > 1 or self.coefficient_norm != "batch" or self.softmax == "per_axis":
             return False
         return isinstance(plan, Plan) and plan.spread == "matrix_products"
 
     def _mix_materialised(self, queries: Tensor, keys: Tensor, values: Tensor, plan: Plan) -> Mixed:
         """The same for wide layers: the coefficients are materialised once, for their statistics and to go on with."""
+        assert isinstance(self.norm, CoefficientNorm)
         coefficients, moments, count = stages.coefficients(queries, keys, plan), None, keys.shape[1]
-        if self.norm is None:
-            return Mixed(queries, keys, None, values, stages.softmax(coefficients, count))
         if self.uses_batch_statistics:
             moments, coefficients = stages.moments_of_coefficients(coefficients, count, plan)
         if self.observer is not None:
@@ -332,11 +328,6 @@ class KroneckerAttention(GridAttention):
             return False
         count = _TYPICAL_KEYS if is_captured() else keys.shape[1]
         return count * (self.channels - self.qk_channels) <= self.channels * self.qk_channels
-
-    def _checked(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        return check_layer_input(
-            query, key, value, channels=self.channels, dtype=self._map_dtype(), owner="KroneckerAttention"
-        )
 
     def _plan(self, query: Tensor, key: Tensor, value: Tensor, masks: Sequence[object] = ()) -> Plan:
         return make_plan(
@@ -389,9 +380,7 @@ class DenseAttention(GridAttention):
         self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, residual: Tensor | None = None
     ) -> Tensor:
         value_is_key, residual_is_query = value is None or value is key, residual is query
-        query, key, value = check_layer_input(
-            query, key, value, channels=self.channels, dtype=self._map_dtype(), owner="DenseAttention"
-        )
+        query, key, value = self._checked(query, key, value)
         residual = query if residual_is_query else residual
         if self.pool is not None:
             key = pool_grid(key, self.pool)
@@ -410,8 +399,7 @@ class DenseAttention(GridAttention):
         if self.observer is not None:
             self.observer(self, Mixed(queries, keys, bias, values), query.shape[2:], key.shape[2:])
         residual = check_residual(residual, query, values)
-        options: Any = {"num_heads": self.num_heads, "key_bias": bias, "residual": residual}
-        return torch_backend.spread(queries, keys, values, **options)
+        return torch_backend.spread(queries, keys, values, num_heads=self.num_heads, key_bias=bias, residual=residual)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, pool={self.pool}"

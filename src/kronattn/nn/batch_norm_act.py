@@ -23,11 +23,11 @@ __all__ = ["batch_norm_act", "batch_norm_unsupported_reason"]
 # Offsets are 32-bit integers, also in the output, which has the channels of both.
 _MOST = 2**30
 
-# What an activation clamps to; None for one that does nothing.
-_LIMITS: dict[type[nn.Module], tuple[float, float] | None] = {
-    nn.ReLU6: (0.0, 6.0),
-    nn.ReLU: (0.0, float("inf")),
-    nn.Identity: None,
+# What an activation clamps to, and whether it does.
+_CLAMPS: dict[type[nn.Module], tuple[float, float, bool]] = {
+    nn.ReLU6: (0.0, 6.0, True),
+    nn.ReLU: (0.0, float("inf"), True),
+    nn.Identity: (0.0, 0.0, False),
 }
 
 
@@ -97,12 +97,7 @@ def _norm_reason(norm: nn.Module, x: Tensor) -> str | None:
 
 
 def _clamp_of(act: nn.Module) -> tuple[float, float, bool] | None:
-    """What an activation clamps to, and whether it does; None for any other activation."""
-    kind = next((kind for kind in (type(act), *type(act).__bases__) if kind in _LIMITS), None)
-    if kind is None:
-        return None
-    limits = _LIMITS[kind]
-    return (0.0, 0.0, False) if limits is None else (*limits, True)
+    return next((_CLAMPS[kind] for kind in (type(act), *type(act).__bases__) if kind in _CLAMPS), None)
 
 
 def _on_kernels(x: Tensor, norm: Any, act: nn.Module, concat: Tensor | None) -> Tensor:

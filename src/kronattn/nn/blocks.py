@@ -74,11 +74,20 @@ class ConvNormAct(nn.Module):
         return batch_norm_act(self.conv(x), self.norm, self.act, concat)
 
 
-class _Bottleneck(nn.Module):
-    """What the four share: a check of the arguments, the skip from input to output, the last convolution."""
+class Bottleneck(nn.Module):
+    """What the four share: a 1×1 convolution, a 3×3 depth-wise one, a 1×1 one, and the skip from input to output."""
+
+    depthwise: ConvNormAct | None
 
     def __init__(
-        self, in_channels: int, out_channels: int, *, stride: int, expansion: float, norm_layer: Layer
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        stride: int = 1,
+        expansion: float = 6,
+        norm_layer: Layer = nn.BatchNorm2d,
+        act_layer: Layer = ReLU6,
     ) -> None:
         super().__init__()
         if min(in_channels, out_channels) < 1:
@@ -92,61 +101,58 @@ class _Bottleneck(nn.Module):
         self.stride = stride
         self.expanded = round(expansion * in_channels)  # rc
         self.skips = stride == 1 and in_channels == out_channels
+        layers: dict[str, Any] = {"norm_layer": norm_layer, "act_layer": act_layer}
+        new, wide = self._channels()
         self.project = ConvNormAct(self.expanded, out_channels, norm_layer=norm_layer, act_layer=None)
+        self.expand = ConvNormAct(in_channels, new, **layers) if new else None
+        self.depthwise = ConvNormAct(wide, wide, kernel_size=3, stride=stride, groups=wide, **layers) if wide else None
 
-    def _project_both(self, first: Tensor, second: Tensor) -> Tensor:
-        """The last convolution of two maps side by side, as a sum of two: nothing is copied to be concatenated."""
-        weight, count = self.project.conv.weight, first.shape[1]
-        y = _plus_product(_product(weight[:, :count], first), weight[:, count:], second)
-        return self.project.act(self.project.norm(y))
+    def _channels(self) -> tuple[int, int]:
+        """How many channels the first convolution makes and the depth-wise one has; 0 where there is none."""
+        raise NotImplementedError
+
+    def _branch(self, x: Tensor) -> Tensor:
+        """(N, c, h, w) to what the input is added to, where it is."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self._branch(x)
+        return x + y if self.skips else y
 
     def dilate(self, rate: int) -> None:
         """Take the stride away, and set the taps of the depth-wise convolution ``rate`` apart: features at a smaller
         output stride from the weights of a larger one. What the module adds to its output stays as it was."""
         self.stride = 1
-        depthwise = getattr(self, "depthwise", None)
-        if depthwise is not None:
-            depthwise.conv.stride = (1, 1)
-            depthwise.conv.dilation = depthwise.conv.padding = (rate, rate)
+        if self.depthwise is not None:
+            self.depthwise.conv.stride = (1, 1)
+            self.depthwise.conv.dilation = self.depthwise.conv.padding = (rate, rate)
 
 
-class BaseModule(_Bottleneck):
+class BaseModule(Bottleneck):
     """BaseModule: MobileNetV2's bottleneck with inverted residuals.
 
     1×1 convolution to rc channels, 3×3 depth-wise convolution of stride s, 1×1 convolution to d channels; the
     input is added where s = 1 and c = d. At r = 1 there is nothing to expand, and no first convolution.
+
+    Args:
+        in_channels: c.
+        out_channels: d.
+        stride: s; 1 by default.
+        expansion: r; 6 by default.
+        norm_layer, act_layer: build the norm and the activation of the convolutions.
 
     Example:
         >>> BaseModule(16, 24, stride=2)(torch.randn(1, 16, 15, 20)).shape
         torch.Size([1, 24, 8, 10])
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        stride: int = 1,
-        expansion: float = 6,
-        norm_layer: Layer = nn.BatchNorm2d,
-        act_layer: Layer = ReLU6,
-    ) -> None:
-        super().__init__(in_channels, out_channels, stride=stride, expansion=expansion, norm_layer=norm_layer)
-        layers: dict[str, Any] = {"norm_layer": norm_layer, "act_layer": act_layer}
-        new = self._new_channels()
-        self.expand = ConvNormAct(in_channels, new, **layers) if new else None
-        self.depthwise = ConvNormAct(
-            self.expanded, self.expanded, kernel_size=3, stride=stride, groups=self.expanded, **layers
-        )
+    depthwise: ConvNormAct
 
-    def _new_channels(self) -> int:
-        """How many channels the first convolution makes; 0 where there is no first convolution."""
-        return 0 if self.expanded == self.in_channels else self.expanded
+    def _channels(self) -> tuple[int, int]:
+        return 0 if self.expanded == self.in_channels else self.expanded, self.expanded
 
-    def forward(self, x: Tensor) -> Tensor:
-        expanded = x if self.expand is None else self.expand(x)
-        y = self.project(self.depthwise(expanded))
-        return x + y if self.skips else y
+    def _branch(self, x: Tensor) -> Tensor:
+        return self.project(self.depthwise(x if self.expand is None else self.expand(x)))
 
 
 class BaseSkipModule(BaseModule):
@@ -160,17 +166,15 @@ class BaseSkipModule(BaseModule):
         torch.Size([1, 24, 8, 10])
     """
 
-    def _new_channels(self) -> int:
-        return self.expanded - self.in_channels
+    def _channels(self) -> tuple[int, int]:
+        return self.expanded - self.in_channels, self.expanded
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _branch(self, x: Tensor) -> Tensor:
         if self.expand is None:
-            y = self.project(self.depthwise(x))
-        elif self._goes_in_parts(x):
-            y = self._project_parts(self.expand(x), x)
-        else:
-            y = self.project(self.depthwise(self.expand(x, concat=x)))
-        return x + y if self.skips else y
+            return super()._branch(x)
+        if self._goes_in_parts(x):
+            return self._in_parts(self.expand(x), x)
+        return self.project(self.depthwise(self.expand(x, concat=x)))
 
     def _goes_in_parts(self, x: Any) -> bool:
         """Whether inference is better off without the concatenation: where copying the widest tensor takes longer
@@ -178,7 +182,7 @@ class BaseSkipModule(BaseModule):
         and a batch norm in training needs all channels."""
         if isinstance(x, fx.Proxy) or self.training or torch.is_grad_enabled() or is_captured():
             return False
-        new = x.numel() // self.in_channels * self._new_channels()
+        new = x.numel() // self.in_channels * self._channels()[0]
         norm = self.depthwise.norm
         return (
             new >= _WORTH_PARTS
@@ -188,11 +192,21 @@ class BaseSkipModule(BaseModule):
             and batch_norm_unsupported_reason(x) is not None
         )
 
-    def _project_parts(self, new: Tensor, x: Tensor) -> Tensor:
-        """The depth-wise convolution sees one channel at a time, so it can do the new ones and x's one by one."""
-        count = new.shape[1]
+    def _in_parts(self, new: Tensor, x: Tensor) -> Tensor:
+        """The depth-wise convolution sees one channel at a time, so it can do the new ones and x's one by one; the
+        last one is then a sum of two matrix products, which take their parts of its weight as they lie."""
+        count, matrix = new.shape[1], self.project.conv.weight.flatten(1)
         parts = self._depthwise_part(new, slice(0, count)), self._depthwise_part(x, slice(count, None))
-        return self._project_both(*parts)
+        batch, _, *grid = parts[0].shape
+        if parts[0].stride(1) == 1:
+            rows = [part.permute(0, 2, 3, 1).flatten(0, 2) for part in parts]
+            y = torch.addmm(F.linear(rows[0], matrix[:, :count]), rows[1], matrix[:, count:].t())
+            y = y.view(batch, *grid, -1).permute(0, 3, 1, 2)
+        else:
+            columns = [part.flatten(2) for part in parts]
+            old = matrix[:, count:].expand(batch, -1, -1)
+            y = torch.baddbmm(torch.matmul(matrix[:, :count], columns[0]), old, columns[1]).view(batch, -1, *grid)
+        return self.project.act(self.project.norm(y))
 
     def _depthwise_part(self, x: Tensor, channels: slice) -> Tensor:
         conv, norm = self.depthwise.conv, cast(Any, self.depthwise.norm)
@@ -202,19 +216,17 @@ class BaseSkipModule(BaseModule):
         return self.depthwise.act(F.batch_norm(y, mean, var, weight, bias, eps=norm.eps))
 
 
-class AttnModule(_Bottleneck):
+class AttnModule(Bottleneck):
     """AttnModule: a bottleneck of expansion r − 1 beside an attention operator that gives the missing c channels.
 
     The original path extracts local features, the attention path global ones from the module's input (average
-    pooled by s where s > 1). The last convolution reads both.
+    pooled by s where s > 1). The last convolution reads both. At r = 1 the attention path is the only one.
 
     Args:
         in_channels: c.
         out_channels: d.
-        stride: s.
-        expansion: r; at r = 1 the attention path is the only one.
         attn_layer: builds any attention from its number of channels; ``KroneckerAttention`` by default.
-        norm_layer, act_layer: build the norm and the activation of the convolutions.
+        options: stride, expansion, norm_layer and act_layer, as in :class:`BaseModule`.
 
     Example:
         >>> from kronattn.nn import DenseAttention
@@ -223,39 +235,20 @@ class AttnModule(_Bottleneck):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        stride: int = 1,
-        expansion: float = 6,
-        attn_layer: Layer = KroneckerAttention,
-        norm_layer: Layer = nn.BatchNorm2d,
-        act_layer: Layer = ReLU6,
+        self, in_channels: int, out_channels: int, *, attn_layer: Layer = KroneckerAttention, **options: Any
     ) -> None:
-        super().__init__(in_channels, out_channels, stride=stride, expansion=expansion, norm_layer=norm_layer)
-        layers: dict[str, Any] = {"norm_layer": norm_layer, "act_layer": act_layer}
-        new = self.expanded - in_channels
-        self.expand = ConvNormAct(in_channels, new, **layers) if new else None
-        self.depthwise = ConvNormAct(new, new, kernel_size=3, stride=stride, groups=new, **layers) if new else None
+        super().__init__(in_channels, out_channels, **options)
         self.attn = attn_layer(in_channels)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _channels(self) -> tuple[int, int]:
+        new = self.expanded - self.in_channels
+        return new, new
+
+    def _branch(self, x: Tensor) -> Tensor:
         attended = self._attend(x)
         if self.expand is None or self.depthwise is None:
-            y = self.project(attended)
-        elif self._projects_parts(attended):
-            y = self._project_both(self.depthwise(self.expand(x)), attended)
-        else:
-            y = self.project(self.depthwise(self.expand(x), concat=attended))
-        return x + y if self.skips else y
-
-    def _projects_parts(self, attended: Any) -> bool:
-        """Whether the last convolution takes both paths one by one: on a CPU that saves a copy of both, on a GPU the
-        norm's kernel writes both where they belong, and a compiler lets the norm do so."""
-        if isinstance(attended, fx.Proxy) or attended.is_cuda:
-            return False
-        return is_plain(self.project.conv)
+            return self.project(attended)
+        return self.project(self.depthwise(self.expand(x), concat=attended))
 
     def _attend(self, x: Tensor) -> Tensor:
         attended = self.attn(x)
@@ -275,26 +268,3 @@ class AttnSkipModule(AttnModule):
             return super()._attend(x)
         # Our own layers can add the input on the way out; any other layer gives its output first.
         return self.attn(x, residual=x) if isinstance(self.attn, GridAttention | ContextLayer) else self.attn(x) + x
-
-
-def _product(weight: Tensor, x: Tensor) -> Tensor:
-    """A 1×1 convolution of x with part of another's weight, in x's memory format.
-
-    In inference as a matrix product, which takes the part as it lies; a convolution would copy it at every call.
-    """
-    if torch.is_grad_enabled() or is_captured():
-        return F.conv2d(x, weight)
-    matrix = weight.flatten(1)
-    if x.stride(1) == 1:
-        return F.linear(x.permute(0, 2, 3, 1), matrix).permute(0, 3, 1, 2)
-    return torch.matmul(matrix, x.flatten(2)).view(x.shape[0], -1, *x.shape[2:])
-
-
-def _plus_product(y: Tensor, weight: Tensor, x: Tensor) -> Tensor:
-    """y plus a 1×1 convolution of x, added up inside the matrix product, in y's memory format."""
-    matrix = weight.flatten(1)
-    if y.stride(1) == 1:
-        rows = torch.addmm(y.permute(0, 2, 3, 1).flatten(0, 2), x.permute(0, 2, 3, 1).flatten(0, 2), matrix.t())
-        return rows.view(y.shape[0], *y.shape[2:], -1).permute(0, 3, 1, 2)
-    columns = torch.baddbmm(y.flatten(2), matrix.expand(y.shape[0], *matrix.shape), x.flatten(2))
-    return columns.view(y.shape)

@@ -17,7 +17,6 @@ from kronattn.nn.context_layer import (
     ContextLayer,
     add_residual,
     axis_tokens,
-    check_axes,
     grid_mean,
     split_axes,
     spread_vector,
@@ -39,19 +38,12 @@ _NARROWEST = 8
 class NoContext(ContextLayer):
     """Zeros, or the residual alone: the control that looks at nothing.
 
-    Args:
-        channels: of the input.
-
-    Shape:
-        (N, channels, *grid) to (N, channels, *grid), 1 to 4 axes.
-
     Example:
         >>> NoContext(8)(torch.randn(2, 8, 5, 6)).count_nonzero()
         tensor(0)
     """
 
-    def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
-        x, residual = self._checked(x, residual)
+    def _context(self, x: Tensor, residual: Tensor | None) -> Tensor:
         return add_residual(torch.zeros_like(x), residual)
 
 
@@ -74,20 +66,13 @@ class GlobalMean(_MappedMeans):
     Global average pooling in the place of attention; the squeeze of squeeze-and-excitation (Hu et al., CVPR 2018,
     https://arxiv.org/abs/1709.01507) without its gate.
 
-    Args:
-        channels: of the input.
-
-    Shape:
-        (N, channels, *grid) to (N, channels, *grid), 1 to 4 axes; ``residual``, of that shape, is added.
-
     Example:
         >>> y = GlobalMean(8)(torch.randn(2, 8, 5, 6))
         >>> y.shape, bool((y == y[..., :1, :1]).all())
         (torch.Size([2, 8, 5, 6]), True)
     """
 
-    def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
-        x, residual = self._checked(x, residual)
+    def _context(self, x: Tensor, residual: Tensor | None) -> Tensor:
         return spread_vector(self.value_map(grid_mean(x)), x, residual)
 
 
@@ -101,13 +86,12 @@ class AxisMeans(_MappedMeans):
         mean: "once" as written above, or "each": every axis's averages bring the mean with them, and it is counted
             once for each axis.
 
-    Shape:
-        (N, channels, *grid) to (N, channels, *grid), 1 to 4 axes; ``residual``, of that shape, is added.
-
     Example:
         >>> AxisMeans(8)(torch.randn(2, 8, 3, 5, 6)).shape
         torch.Size([2, 8, 3, 5, 6])
     """
+
+    shown = ("mean",)
 
     def __init__(self, channels: int, *, mean: str = "once", device: Any = None, dtype: Any = None) -> None:
         super().__init__(channels, device=device, dtype=dtype)
@@ -115,12 +99,8 @@ class AxisMeans(_MappedMeans):
             raise ValueError(f"mean must be 'once' or 'each', not {mean!r}")
         self.mean = mean
 
-    def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
-        x, residual = self._checked(x, residual)
+    def _context(self, x: Tensor, residual: Tensor | None) -> Tensor:
         return spread_tokens(self.value_map(axis_tokens(x, self.mean)), x, residual=residual)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, mean={self.mean!r}"
 
 
 class CoordinateGate(ContextLayer):
@@ -135,20 +115,16 @@ class CoordinateGate(ContextLayer):
         axes: of the grid, 1 to 4: each has a map of its own.
         reduction: by which the shared map W divides the channels, down to 8 of them.
 
-    Shape:
-        (N, channels, *grid) to (N, channels, *grid); ``residual``, of that shape, is added.
-
     Example:
-        >>> CoordinateGate(64)(torch.randn(2, 64, 5, 6)).shape
-        torch.Size([2, 64, 5, 6])
         >>> CoordinateGate(64, axes=3)(torch.randn(2, 64, 3, 5, 6)).shape
         torch.Size([2, 64, 3, 5, 6])
     """
 
+    shown = ("axes", "hidden_channels")
+
     def __init__(
         self, channels: int, *, axes: int = 2, reduction: int = 32, device: Any = None, dtype: Any = None
     ) -> None:
-        check_axes(axes)
         super().__init__(channels, axes=axes)
         self.hidden_channels = _bottleneck(channels, reduction)
         like: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -158,14 +134,10 @@ class CoordinateGate(ContextLayer):
         self.act = nn.Hardswish()
         self.gates = nn.ModuleList(nn.Linear(self.hidden_channels, channels, **like) for _ in range(axes))
 
-    def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
-        x, residual = self._checked(x, residual)
+    def _context(self, x: Tensor, residual: Tensor | None) -> Tensor:
         hidden = self.reduce_norm(self.reduce(axis_tokens(x)).transpose(1, 2))
         vectors = split_axes(self.act(hidden).transpose(1, 2), x)
         return gated(x, [gate(vectors[axis]) for axis, gate in enumerate(self.gates)], residual)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, hidden_channels={self.hidden_channels}"
 
 
 class GlobalContext(ContextLayer):
@@ -179,14 +151,13 @@ class GlobalContext(ContextLayer):
         channels: of the input.
         reduction: by which W₁ divides the channels, down to 8 of them.
 
-    Shape:
-        (N, channels, *grid) to (N, channels, *grid), 1 to 4 axes; ``residual``, of that shape, is added.
-
     Example:
         >>> x = torch.randn(2, 64, 5, 6)
         >>> GlobalContext(64)(x, residual=x).shape
         torch.Size([2, 64, 5, 6])
     """
+
+    shown = ("hidden_channels",)
 
     def __init__(self, channels: int, *, reduction: int = 16, device: Any = None, dtype: Any = None) -> None:
         super().__init__(channels)
@@ -199,13 +170,9 @@ class GlobalContext(ContextLayer):
         self.act = nn.ReLU()
         self.expand = nn.Linear(self.hidden_channels, channels, **like)
 
-    def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
-        x, residual = self._checked(x, residual)
+    def _context(self, x: Tensor, residual: Tensor | None) -> Tensor:
         pooled = softmax_pool(x, map_positions(self.key_map, x))
         return spread_vector(self.expand(self.act(self.reduce_norm(self.reduce(pooled)))), x, residual)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, hidden_channels={self.hidden_channels}"
 
 
 def _bottleneck(channels: int, reduction: int) -> int:

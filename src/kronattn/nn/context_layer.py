@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,20 +10,17 @@ from torch import Tensor, nn
 from kronattn.ops.autocast import autocasted
 from kronattn.ops.checks import MAX_AXES, check_dtype, check_grid_tensor, check_positive_int, check_residual
 from kronattn.ops.fx import leaf_function
-from kronattn.ops.grid import axis_averages
+from kronattn.ops.grid import wide_averages
 
 __all__ = [
     "ContextLayer",
     "add_residual",
     "axis_tokens",
-    "check_axes",
     "check_context_input",
     "grid_mean",
     "split_axes",
     "spread_vector",
 ]
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class ContextLayer(nn.Module):
@@ -32,37 +28,42 @@ class ContextLayer(nn.Module):
 
     Args:
         channels: of the input and the output.
-        axes: of the grid, where the layer has parameters for each axis; None for any number.
+        axes: of the grid, where the layer has parameters for each axis; None for any number from 1 to 4.
+
+    Attributes:
+        most_axes: that ``axes`` can be.
+        shown: names of what the layer's repr says beside its channels.
     """
+
+    most_axes: ClassVar[int] = MAX_AXES
+    shown: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, channels: int, *, axes: int | None = None) -> None:
         super().__init__()
+        if axes is not None:
+            if isinstance(axes, bool) or not isinstance(axes, int):
+                raise TypeError(f"axes must be an int, not {type(axes).__name__}")
+            if not 1 <= axes <= self.most_axes:
+                raise ValueError(f"axes must lie between 1 and {self.most_axes}, not {axes}")
         check_positive_int("channels", channels)
         self.channels = channels
         self.axes = axes
 
     def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """The context of ``x``, plus ``residual``, which has the output's shape."""
-        raise NotImplementedError
-
-    def _checked(self, x: Tensor, residual: Tensor | None) -> Any:
-        """``x`` and ``residual``, in autocast's dtype where that is on."""
         # Weights that are no tensors (quantised modules) have no dtype to compare with.
         dtype = next((parameter.dtype for parameter in self.parameters()), None)
-        return check_context_input(
+        x, residual = check_context_input(
             x, residual, channels=self.channels, axes=self.axes, dtype=dtype, owner=type(self).__name__
         )
+        return self._context(x, residual)
+
+    def _context(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """The same for input that has been checked, and is in autocast's dtype where that is on."""
+        raise NotImplementedError
 
     def extra_repr(self) -> str:
-        return f"{self.channels}" if self.axes is None else f"{self.channels}, axes={self.axes}"
-
-
-def check_axes(axes: int, most: int = MAX_AXES) -> None:
-    """``axes`` is a number of axes that a layer can have parameters for."""
-    if isinstance(axes, bool) or not isinstance(axes, int):
-        raise TypeError(f"axes must be an int, not {type(axes).__name__}")
-    if not 1 <= axes <= most:
-        raise ValueError(f"axes must lie between 1 and {most}, not {axes}")
+        return ", ".join([f"{self.channels}", *(f"{name}={getattr(self, name)!r}" for name in self.shown)])
 
 
 @leaf_function
@@ -85,7 +86,7 @@ def check_context_input(
 @leaf_function
 def grid_mean(x: Tensor) -> Tensor:
     """The mean over all positions of (N, C, *grid): (N, C) in x's dtype, added up in float32 at least."""
-    wide = torch.float32 if x.dtype in _HALF else None
+    wide = torch.promote_types(x.dtype, torch.float32)
     return x.mean(dim=tuple(range(2, x.dim())), dtype=wide).to(x.dtype)
 
 
@@ -95,8 +96,7 @@ def axis_tokens(x: Tensor, mean: str = "each") -> Tensor:
 
     With ``mean="once"`` each axis leaves out all but 1/d of the mean, so that an outer sum over d axes counts it once.
     """
-    averages = axis_averages(x, dtype=torch.float32 if x.dtype in _HALF else None)
-    axes = x.dim() - 2
+    averages, axes = wide_averages(x), x.dim() - 2
     if mean == "once" and axes > 1:
         # Averages along any axis have the grid's mean as their own.
         averages = averages - (1 - 1 / axes) * averages[..., : x.shape[-1]].mean(dim=-1, keepdim=True)
@@ -106,24 +106,17 @@ def axis_tokens(x: Tensor, mean: str = "each") -> Tensor:
 @leaf_function
 def split_axes(tokens: Tensor, like: Tensor) -> tuple[Tensor, ...]:
     """(N, sum(grid), C) tokens, the last axis first, as one (N, size, C) tensor for each axis, the first axis first."""
-    parts, start = [], 0
-    for size in reversed(like.shape[2:]):
-        parts.append(tokens[:, start : start + size])
-        start += size
-    return tuple(reversed(parts))
+    return tokens.split(list(like.shape[2:])[::-1], dim=1)[::-1]
 
 
 @leaf_function
 def spread_vector(vector: Tensor, like: Tensor, residual: Tensor | None = None) -> Tensor:
     """(N, C) at every position of ``like``'s grid, in its dtype and memory format, plus ``residual``."""
-    vector = vector.to(like.dtype)
-    ones: Sequence[int] = [1] * (like.dim() - 2)
+    vector = vector.to(like.dtype).reshape(*vector.shape, *[1] * (like.dim() - 2))
     if residual is not None:
-        return residual + vector.reshape(*vector.shape, *ones)
-    if like.stride(1) == 1:
-        rows = vector.reshape(vector.shape[0], *ones, vector.shape[1])
-        return rows.expand(-1, *like.shape[2:], -1).contiguous().movedim(-1, 1)
-    return vector.reshape(*vector.shape, *ones).expand(-1, -1, *like.shape[2:]).contiguous()
+        return residual + vector
+    vector = vector.expand(-1, -1, *like.shape[2:])
+    return vector.movedim(1, -1).contiguous().movedim(-1, 1) if like.stride(1) == 1 else vector.contiguous()
 
 
 @leaf_function

@@ -35,7 +35,8 @@ CONTEXTS: dict[str, Callable[..., nn.Module]] = {
 PER_AXIS = ("coordinate_gate", "squeeze_axial")
 # Vectors that positions="learned" has for each axis, where nothing else is said.
 _PLACES = 16
-_WORDS = {"true": True, "false": False, "none": None}
+# Python's words, as people write them in a recipe or on a command line.
+_WORDS = ("true", "false", "none")
 
 
 def list_contexts() -> list[str]:
@@ -101,10 +102,8 @@ def parse_context(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _value(text: str) -> Any:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(text.capitalize() if text.lower() in _WORDS else text)
     except (ValueError, SyntaxError):
         return text
 

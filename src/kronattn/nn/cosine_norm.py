@@ -39,15 +39,9 @@ class CosineNorm(nn.Module):
         nn.init.constant_(self.weight, _START)
 
     @leaf_module
-    def forward(
-        self, keys: Tensor, moments: Any = None, plan: Any = None, *, softmax_of: int | None = None
-    ) -> tuple[Tensor, None]:
-        """(N, S, C) keys, or coefficients of one head, times the scale, and no bias."""
-        scaled = stages.scaled(keys, self.weight, self.num_heads)
-        return scaled if softmax_of is None else stages.softmax(scaled, softmax_of), None
-
-    def scale_and_bias(self, moments: Any = None) -> tuple[Tensor, None]:
-        return self.weight, None
+    def forward(self, keys: Tensor, moments: Any = None, plan: Any = None) -> tuple[Tensor, None]:
+        """(N, S, C) keys times the scale, and no bias."""
+        return stages.scaled(keys, self.weight, self.num_heads), None
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}"

@@ -49,6 +49,8 @@ class GridAttention(nn.Module):
     """
 
     observer: Callable[[GridAttention, Mixed, Sequence[int], Sequence[int]], None] | None = None
+    # What regular attention is by KroneckerAttention's options.
+    mode, mean, softmax, combine = "regular", "each", "joint", "sum"
 
     def __init__(
         self,
@@ -113,6 +115,12 @@ class GridAttention(nn.Module):
         """Whether the coefficients are normed by this batch's statistics, as in training."""
         return isinstance(self.norm, CoefficientNorm) and self.norm.training
 
+    def _checked(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        weights = (getattr(linear, "weight", None) for linear in (self.query_map, self.key_map, self.value_map))
+        # Weights that are no tensors (quantised modules) have no dtype to compare with.
+        dtype = next((weight.dtype for weight in weights if isinstance(weight, Tensor)), None)
+        return check_layer_input(query, key, value, channels=self.channels, dtype=dtype, owner=type(self).__name__)
+
     def _unit(self, x: Tensor, dim: int) -> Tensor:
         """Queries or keys with channels along ``dim``, of length one where coefficients are cosines."""
         return unit(x, self.num_heads, dim) if self.coefficient_norm == "cosine" else x
@@ -121,10 +129,7 @@ class GridAttention(nn.Module):
         self, keys: Tensor, moments: Moments | None, plan: Plan | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """(N, S, C) keys with the norm of the coefficients multiplied in, and each key's bias."""
-        if self.norm is None:
-            return keys, None
-        keys, bias = self.norm(keys, moments, plan)
-        return keys, bias
+        return (keys, None) if self.norm is None else self.norm(keys, moments, plan)
 
     def extra_repr(self) -> str:
         parts = [f"{self.channels}"]
@@ -135,14 +140,6 @@ class GridAttention(nn.Module):
         parts.append(f"num_heads={self.num_heads}, project={self.project!r}")
         parts.append(f"coefficient_norm={self.coefficient_norm!r}, scale={self.scale}")
         return ", ".join(parts)
-
-    def _map_dtype(self) -> torch.dtype | None:
-        """Of the maps' weights; None where there is none, or where they are no tensors (quantised modules)."""
-        for linear in (self.query_map, self.key_map, self.value_map):
-            weight = getattr(linear, "weight", None)
-            if isinstance(weight, Tensor):
-                return weight.dtype
-        return None
 
 
 @leaf_function

@@ -58,11 +58,8 @@ class AxisPositions(nn.Module):
         with without_autocast(like):
             vectors = self.vectors.to(torch.promote_types(self.vectors.dtype, torch.float32))
             there = vectors.new_ones(1, sum(grid)) if shares is None else (shares > 0).to(vectors.dtype)
-            parts, start, first = [], 0, 0
-            for places, size in zip(reversed(self.grid), reversed(grid), strict=True):
-                parts.append(_interpolated(vectors[first : first + places], there[:, start : start + size]))
-                start, first = start + size, first + places
-            return torch.cat(parts, dim=1)
+            axes = zip(vectors.split(self.grid[::-1]), there.split(list(grid)[::-1], dim=1), strict=True)
+            return torch.cat([_interpolated(table, places) for table, places in axes], dim=1)
 
     def extra_repr(self) -> str:
         return f"{self.vectors.shape[1]}, grid={self.grid}"

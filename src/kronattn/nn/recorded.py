@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,8 +21,26 @@ __all__ = ["PositionWeights", "RecordedAttention"]
 _PLAN = Plan("torch", "torch", "recorded")
 
 
+class _ByAxis:
+    """What has weights for each axis of the keys' grid, first axis first."""
+
+    axes: tuple[Tensor, ...]
+
+    @property
+    def rows(self) -> Tensor:
+        """(N, H, h), or (N, H, h, *grid) of all positions: the weight of each row of keys."""
+        if len(self.axes) < 2:
+            raise ValueError("a grid of one axis has columns alone")
+        return self.axes[-2]
+
+    @property
+    def columns(self) -> Tensor:
+        """(N, H, w), or (N, H, w, *grid) of all positions: the weight of each column of keys."""
+        return self.axes[-1]
+
+
 @dataclass(frozen=True)
-class PositionWeights:
+class PositionWeights(_ByAxis):
     """Where one position attends, for every sample and head.
 
     ``axes`` holds a (N, H, size) tensor for each axis of the keys' grid, first axis first, and ``map`` the weight of
@@ -41,21 +58,9 @@ class PositionWeights:
     map: Tensor
     total: int
 
-    @property
-    def rows(self) -> Tensor:
-        """(N, H, h): the weight of each row."""
-        if len(self.axes) < 2:
-            raise ValueError("a grid of one axis has columns alone")
-        return self.axes[-2]
-
-    @property
-    def columns(self) -> Tensor:
-        """(N, H, w): the weight of each column."""
-        return self.axes[-1]
-
 
 @dataclass(eq=False, repr=False)
-class RecordedAttention:
+class RecordedAttention(_ByAxis):
     """One call of one attention layer, as :func:`kronattn.record_coefficients` keeps it.
 
     Queries, keys and values are kept; the coefficient matrix is built when it is first asked for, and :meth:`at`
@@ -115,33 +120,30 @@ class RecordedAttention:
         return self._coefficients(self.queries)
 
     @property
-    def rows(self) -> Tensor:
-        """(N, H, h, *grid): for every position, the weight of each row of keys."""
-        if len(self.key_grid) < 2:
-            raise ValueError("a grid of one axis has columns alone")
-        return self._by_axis(self._of_positions())[-2]
+    def axes(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """(N, H, size, *grid) for each axis of the keys' grid: the weights of its indices for every position.
 
-    @property
-    def columns(self) -> Tensor:
-        """(N, H, w, *grid): for every position, the weight of each column of keys."""
-        return self._by_axis(self._of_positions())[-1]
+        In mode "qkv", the sum of what a position's averages asked for.
+        """
+        coefficients = self.coefficients
+        if self.mode != "qkv":
+            return self._by_axis(coefficients.unflatten(-1, self.grid))
+        if self.mean_once:
+            coefficients = coefficients - self._counted_again().unsqueeze(-1) / len(self.grid)
+        return self._by_axis(outer_sum(coefficients.flatten(1, 2), self.grid).unflatten(1, (self.num_heads, -1)))
 
     def at(self, *position: int) -> PositionWeights:
         """Where a position attends: ``at(y, x)`` on an image's grid. Negative indices count from the end."""
-        place = self._checked(position)
-        weights = self._coefficients(self.queries[..., self._queries_of(place)]).sum(dim=-1)
+        weights = self._coefficients(self._queries_of(position)).sum(dim=-1)
         if self.mean_once:
             weights = weights - self._counted_again()
-        axes = tuple(self._by_axis(weights))
+        axes = self._by_axis(weights)
         if self.mode == "regular":
             return PositionWeights(axes, weights.unflatten(-1, self.key_grid), 1)
-        implied = weights.new_zeros((*weights.shape[:2], *self.key_grid))
         positions = math.prod(self.key_grid)
-        for axis, vector in enumerate(axes):
-            shape = [1] * len(self.key_grid)
-            shape[axis] = self.key_grid[axis]
-            implied = implied + vector.reshape(*weights.shape[:2], *shape) * (self.key_grid[axis] / positions)
-        return PositionWeights(axes, implied, len(self.grid) if self.mode == "qkv" and not self.mean_once else 1)
+        implied = torch.cat([axis * (axis.shape[-1] / positions) for axis in reversed(axes)], dim=-1)
+        total = len(self.grid) if self.mode == "qkv" and not self.mean_once else 1
+        return PositionWeights(axes, outer_sum(implied, self.key_grid), total)
 
     def output(self) -> Tensor:
         """(N, P, *grid): the coefficients applied to the values, which is the layer's output without any residual.
@@ -164,54 +166,32 @@ class RecordedAttention:
         parts = logits.split(self.key_grid[::-1] if self.per_axis else logits.shape[-2], dim=-2)
         return torch.cat([part.softmax(dim=-2) for part in parts], dim=-2) / len(parts)
 
-    def _of_positions(self) -> Tensor:
-        """(N, H, n, *grid): in mode "qkv", the sum of what a position's averages asked for."""
-        if self.mode != "qkv":
-            return self.coefficients.unflatten(-1, self.grid)
-        coefficients = self.coefficients
-        if self.mean_once:
-            coefficients = coefficients - self._counted_again().unsqueeze(-1) / len(self.grid)
-        return outer_sum(coefficients.flatten(1, 2), self.grid).unflatten(1, (self.num_heads, -1))
-
     def _counted_again(self) -> Tensor:
         """(N, H, n): what the outer sum of all axes counts too often, of every position alike."""
         rows = self.coefficients.flatten(1, 2).transpose(1, 2)
         total = torch.cat(axis_means(rows, self.grid[::-1], self.masks.shares), dim=1).sum(dim=1)
         return total.unflatten(1, (self.num_heads, -1)) * (1 - 1 / len(self.grid))
 
-    def _by_axis(self, weights: Tensor) -> list[Tensor]:
+    def _by_axis(self, weights: Tensor) -> tuple[Tensor, ...]:
         """(N, H, n, ...) to one (N, H, size, ...) for each axis of the keys' grid, first axis first."""
         if self.mode != "regular":
-            return list(weights.split(self.key_grid[::-1], dim=2))[::-1]
+            return weights.split(self.key_grid[::-1], dim=2)[::-1]
         places = weights.unflatten(2, self.key_grid)
         dims = range(2, 2 + len(self.key_grid))
         others = [[dim for dim in dims if dim != kept] for kept in dims]
-        return [places.sum(dim=away) if away else places for away in others]
+        return tuple(places.sum(dim=away) if away else places for away in others)
 
-    def _queries_of(self, position: Sequence[int]) -> list[int]:
-        """The columns of ``queries`` that ask for a position: itself or, in mode "qkv", one for each axis."""
-        if self.mode != "qkv":
-            flat = 0
-            for index, size in zip(position, self.grid, strict=True):
-                flat = flat * size + index
-            return [flat]
-        starts = [sum(self.grid[axis + 1 :]) for axis in range(len(self.grid))]
-        return [start + index for start, index in zip(starts, position, strict=True)]
-
-    def _checked(self, position: Sequence[int]) -> list[int]:
+    def _queries_of(self, position: tuple[int, ...]) -> Tensor:
+        """The queries that ask for a position, as columns: its own or, in mode "qkv", one for each axis."""
         if len(position) != len(self.grid):
-            raise ValueError(f"the grid {self.grid} has {len(self.grid)} axes, but the position is {tuple(position)}")
-        for index, size in zip(position, self.grid, strict=True):
-            if not -size <= index < size:
-                raise ValueError(f"position {tuple(position)} is outside the grid {self.grid}")
-        return [index % size for index, size in zip(position, self.grid, strict=True)]
+            raise ValueError(f"the grid {self.grid} has {len(self.grid)} axes, but the position is {position}")
+        if any(not -size <= index < size for index, size in zip(position, self.grid, strict=True)):
+            raise ValueError(f"position {position} is outside the grid {self.grid}")
+        if self.mode != "qkv":
+            return self.queries.unflatten(-1, self.grid)[(..., *position)].unsqueeze(-1)
+        axes = self.queries.split(self.grid[::-1], dim=-1)
+        return torch.stack([axis[..., index] for axis, index in zip(axes, position[::-1], strict=True)], dim=-1)
 
     def __repr__(self) -> str:
         grids = f"grid={self.grid}" + (f", key_grid={self.key_grid}" if self.key_grid != self.grid else "")
         return f"RecordedAttention({self.name!r}, mode={self.mode!r}, {grids}, num_heads={self.num_heads})"
-
-
-def wide(x: Tensor) -> Tensor:
-    """A copy in float32 at least: what the model does to its own tensor later must not show here."""
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    return x.detach().to(torch.float32 if half else x.dtype, copy=True)

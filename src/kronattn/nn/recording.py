@@ -2,52 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, overload
+from functools import partial
+from typing import SupportsIndex, overload
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from kronattn.nn.attention import KroneckerAttention
 from kronattn.nn.grid_attention import GridAttention, Mixed
-from kronattn.nn.recorded import RecordedAttention, wide
+from kronattn.nn.recorded import RecordedAttention
 from kronattn.ops.masks import Masks
 
 __all__ = ["Recording", "record_coefficients"]
 
 
-class Recording(Sequence[RecordedAttention]):
+class Recording(list[RecordedAttention]):
     """The calls that were recorded, in the order they were made: by number, or the last one of a layer by name."""
-
-    def __init__(self) -> None:
-        self._calls: list[RecordedAttention] = []
 
     @property
     def names(self) -> list[str]:
         """The layers' names, each once, in the order of their first call."""
-        return list(dict.fromkeys(call.name for call in self._calls))
-
-    def clear(self) -> None:
-        """Forget what was recorded so far."""
-        self._calls.clear()
+        return list(dict.fromkeys(call.name for call in self))
 
     @overload
-    def __getitem__(self, which: int | str) -> RecordedAttention: ...
+    def __getitem__(self, which: SupportsIndex | str) -> RecordedAttention: ...
     @overload
-    def __getitem__(self, which: slice) -> Sequence[RecordedAttention]: ...
-    def __getitem__(self, which: int | str | slice) -> RecordedAttention | Sequence[RecordedAttention]:
+    def __getitem__(self, which: slice) -> list[RecordedAttention]: ...
+    def __getitem__(self, which: SupportsIndex | str | slice) -> RecordedAttention | list[RecordedAttention]:
         if not isinstance(which, str):
-            return self._calls[which]
-        for call in reversed(self._calls):
+            return super().__getitem__(which)
+        for call in reversed(self):
             if call.name == which:
                 return call
         raise KeyError(f"no call of a layer {which!r} was recorded; there are {', '.join(self.names) or 'none'}")
 
-    def __len__(self) -> int:
-        return len(self._calls)
-
     def __repr__(self) -> str:
-        return f"Recording({self._calls!r})"
+        return f"Recording({super().__repr__()})"
 
 
 @contextmanager
@@ -82,36 +73,39 @@ def record_coefficients(model: nn.Module) -> Iterator[Recording]:
     before = [layer.observer for _, layer in layers]
     try:
         for name, layer in layers:
-            layer.observer = _observer(name or type(layer).__name__, recording)
+            layer.observer = partial(_record, recording, name or type(layer).__name__)
         yield recording
     finally:
         for (_, layer), observer in zip(layers, before, strict=True):
             layer.observer = observer
 
 
-def _options(layer: GridAttention) -> dict[str, Any]:
-    if not isinstance(layer, KroneckerAttention):
-        return {}
+def _record(
+    recording: Recording, name: str, layer: GridAttention, mixed: Mixed, grid: Sequence[int], key_grid: Sequence[int]
+) -> None:
+    """Add a call: what :class:`kronattn.nn.grid_attention.GridAttention` tells its observer."""
+    columns = (_copy(mixed.queries).flatten(2), _copy(mixed.keys).transpose(1, 2), _copy(mixed.values).transpose(1, 2))
+    queries, keys, values = (x.to(columns[0].dtype) for x in columns)
     product = layer.combine == "product"
-    return {
-        "mean_once": layer.mode == "qkv" and layer.mean == "once" and not product,
-        "per_axis": layer.softmax == "per_axis",
-        "product": product,
-    }
-
-
-def _observer(name: str, recording: Recording) -> Callable[[GridAttention, Mixed, Sequence[int], Sequence[int]], None]:
-    def observe(layer: GridAttention, mixed: Mixed, grid: Sequence[int], key_grid: Sequence[int]) -> None:
-        mode = layer.mode if isinstance(layer, KroneckerAttention) else "regular"
-        # Copies in float32 at least: what the model does to its own tensors later must not show here.
-        columns = (wide(mixed.queries).flatten(2), wide(mixed.keys).transpose(1, 2), wide(mixed.values).transpose(1, 2))
-        queries, keys, values = (x.to(columns[0].dtype) for x in columns)
-        queries, keys = (x.unflatten(1, (layer.num_heads, -1)) for x in (queries, keys))
-        bias = None if mixed.key_bias is None else wide(mixed.key_bias)
-        masks = Masks(*(None if x is None else x.clone() for x in mixed.masks))
-        grids, options = (tuple(grid), tuple(key_grid)), _options(layer)
-        recording._calls.append(
-            RecordedAttention(name, mode, *grids, queries, keys, bias, values, masks=masks, **options)
+    recording.append(
+        RecordedAttention(
+            name,
+            layer.mode,
+            tuple(grid),
+            tuple(key_grid),
+            queries.unflatten(1, (layer.num_heads, -1)),
+            keys.unflatten(1, (layer.num_heads, -1)),
+            None if mixed.key_bias is None else _copy(mixed.key_bias),
+            values,
+            mean_once=layer.mode == "qkv" and layer.mean == "once" and not product,
+            per_axis=layer.softmax == "per_axis",
+            product=product,
+            masks=Masks(*(None if x is None else x.clone() for x in mixed.masks)),
         )
+    )
 
-    return observe
+
+def _copy(x: Tensor) -> Tensor:
+    """In float32 at least: what the model does to its own tensor later must not show here."""
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    return x.detach().to(torch.float32 if half else x.dtype, copy=True)

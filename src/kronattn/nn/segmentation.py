@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -77,6 +77,11 @@ class SegmentationHead(nn.Module):
 
     def reset_classifier(self, num_classes: int) -> None:
         """New last convolutions for ``num_classes``, on the same device; everything before them stays."""
+        weight = self.classifiers()[0].weight
+        self.num_classes = num_classes
+        self._new_classifiers(device=weight.device, dtype=weight.dtype)
+
+    def _new_classifiers(self, **like: Any) -> None:
         raise NotImplementedError
 
     def scores(self, features: Tensor) -> Tensor:
@@ -92,12 +97,8 @@ class AtrousPyramidHead(SegmentationHead):
     """DeepLabV2's atrous spatial pyramid pooling: 3×3 convolutions of several rates, each to the classes, summed.
 
     Args:
-        in_channels: of the features.
-        num_classes: to tell apart.
         rates: the dilations, 6, 12, 18 and 24 in DeepLabV2.
-
-    Shape:
-        (N, in_channels, h, w) to (N, num_classes, h, w), or to (N, num_classes, *size) where ``size`` is given.
+        in_channels, num_classes: as in :class:`KroneckerSegmentationHead`, and so is the shape.
 
     Example:
         >>> AtrousPyramidHead(64, 21)(torch.randn(1, 64, 9, 12), size=(65, 90)).shape
@@ -111,20 +112,14 @@ class AtrousPyramidHead(SegmentationHead):
         if not rates or min(rates) < 1:
             raise ValueError(f"rates must be one or more numbers from 1 up, not {tuple(rates)}")
         self.rates = tuple(rates)
-        self.branches = self._new_branches(device=device, dtype=dtype)
+        self._new_classifiers(device=device, dtype=dtype)
 
-    def _new_branches(self, **like: Any) -> nn.ModuleList:
-        return nn.ModuleList(
-            class_convolution(self.in_channels, self.num_classes, 3, rate, **like) for rate in self.rates
-        )
+    def _new_classifiers(self, **like: Any) -> None:
+        channels = self.in_channels, self.num_classes
+        self.branches = nn.ModuleList(class_convolution(*channels, 3, rate, **like) for rate in self.rates)
 
     def classifiers(self) -> list[nn.Conv2d]:
         return [branch for branch in self.branches if isinstance(branch, nn.Conv2d)]
-
-    def reset_classifier(self, num_classes: int) -> None:
-        weight = self.classifiers()[0].weight
-        self.num_classes = num_classes
-        self.branches = self._new_branches(device=weight.device, dtype=weight.dtype)
 
     def scores(self, features: Tensor) -> Tensor:
         first, *others = self.branches
@@ -140,11 +135,12 @@ class AtrousPyramidHead(SegmentationHead):
 class _AttentionHead(SegmentationHead):
     """Attention in the place of the pyramid: classes are read off the features and off their global context."""
 
+    attn_layer: ClassVar[type[nn.Module]]
+
     def __init__(
         self,
         in_channels: int,
         num_classes: int,
-        attn_layer: Callable[..., nn.Module],
         *,
         width: int | None = None,
         device: Any = None,
@@ -152,29 +148,21 @@ class _AttentionHead(SegmentationHead):
         **options: Any,
     ) -> None:
         super().__init__(in_channels, num_classes)
+        like: dict[str, Any] = {"device": device, "dtype": dtype}
         if width is not None and (isinstance(width, bool) or not isinstance(width, int) or width < 1):
             raise ValueError(f"width must be an int from 1 up, or None for a quarter of in_channels, not {width!r}")
-        self.width = width or max(1, in_channels // 4)
-        self.attn = attn_layer(
-            in_channels,
-            project="qkv",
-            qk_channels=self.width,
-            out_channels=self.width,
-            device=device,
-            dtype=dtype,
-            **options,
+        self.width = width = width or max(1, in_channels // 4)
+        self.attn = self.attn_layer(
+            in_channels, project="qkv", qk_channels=width, out_channels=width, **like, **options
         )
-        self.classifier = class_convolution(in_channels, num_classes, device=device, dtype=dtype)
-        self.context_classifier = class_convolution(self.width, num_classes, bias=False, device=device, dtype=dtype)
+        self._new_classifiers(**like)
+
+    def _new_classifiers(self, **like: Any) -> None:
+        self.classifier = class_convolution(self.in_channels, self.num_classes, **like)
+        self.context_classifier = class_convolution(self.width, self.num_classes, bias=False, **like)
 
     def classifiers(self) -> list[nn.Conv2d]:
         return [self.classifier, self.context_classifier]
-
-    def reset_classifier(self, num_classes: int) -> None:
-        like: dict[str, Any] = {"device": self.classifier.weight.device, "dtype": self.classifier.weight.dtype}
-        self.num_classes = num_classes
-        self.classifier = class_convolution(self.in_channels, num_classes, **like)
-        self.context_classifier = class_convolution(self.width, num_classes, bias=False, **like)
 
     def scores(self, features: Tensor) -> Tensor:
         # One 1×1 convolution of both side by side, as a sum of two: nothing is copied to be concatenated.
@@ -185,9 +173,8 @@ class _AttentionHead(SegmentationHead):
         conv = self.classifier
         if isinstance(features, fx.Proxy) or is_captured() or not features.is_cuda or not is_plain(conv):
             return conv(features)
-        if not features.is_contiguous(memory_format=torch.channels_last):
-            return conv(features)
-        return classify_by_product(conv, features)
+        channels_last = features.is_contiguous(memory_format=torch.channels_last)
+        return classify_by_product(conv, features) if channels_last else conv(features)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.num_classes}, width={self.width}"
@@ -218,10 +205,12 @@ class KroneckerSegmentationHead(_AttentionHead):
         torch.Size([2, 21, 65, 90])
     """
 
+    attn_layer = KroneckerAttention
+
     def __init__(
         self, in_channels: int, num_classes: int, mode: str = "kv", *, width: int | None = None, **options: Any
     ) -> None:
-        super().__init__(in_channels, num_classes, KroneckerAttention, mode=mode, width=width, **options)
+        super().__init__(in_channels, num_classes, width=width, mode=mode, **options)
 
     def scores(self, features: Tensor) -> Tensor:
         attn = self.attn
@@ -245,19 +234,16 @@ class DenseSegmentationHead(_AttentionHead):
     """The same head with regular attention: every position asks every position.
 
     Args:
-        pool: the factor that keys and values are pooled by, as in :class:`kronattn.nn.DenseAttention`.
-        in_channels, num_classes, width: as in :class:`KroneckerSegmentationHead`.
-        options: of :class:`kronattn.nn.DenseAttention`, such as num_heads.
+        in_channels, num_classes, width: as in :class:`KroneckerSegmentationHead`, and so is the shape.
+        options: of :class:`kronattn.nn.DenseAttention`: pool, the factor that keys and values are pooled by, num_heads
+            and others.
 
     Example:
         >>> DenseSegmentationHead(64, num_classes=21)(torch.randn(2, 64, 9, 12)).shape
         torch.Size([2, 21, 9, 12])
     """
 
-    def __init__(
-        self, in_channels: int, num_classes: int, *, pool: int | None = None, width: int | None = None, **options: Any
-    ) -> None:
-        super().__init__(in_channels, num_classes, DenseAttention, pool=pool, width=width, **options)
+    attn_layer = DenseAttention
 
 
 def classify_by_product(conv: nn.Conv2d, features: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kronattn.nn.context_layer import ContextLayer, add_residual, axis_tokens, check_axes, split_axes
+from kronattn.nn.context_layer import ContextLayer, add_residual, axis_tokens, split_axes
 from kronattn.ops.checks import check_heads
-from kronattn.ops.fx import leaf_function
+from kronattn.ops.fx import leaf_function, leaf_module
 from kronattn.ops.torch_backend import spread, spread_tokens
 
 __all__ = ["AxisPositions", "SqueezeAxial"]
@@ -38,15 +38,13 @@ class SqueezeAxial(ContextLayer):
         num_heads: divides the channels of q, k and v.
         qk_channels: of q and k; half of ``channels`` by default.
 
-    Shape:
-        (N, channels, *grid) to (N, channels, *grid); ``residual``, of that shape, is added.
-
     Example:
-        >>> SqueezeAxial(64, num_heads=4)(torch.randn(2, 64, 5, 6)).shape
-        torch.Size([2, 64, 5, 6])
-        >>> SqueezeAxial(64, axes=3)(torch.randn(2, 64, 3, 5, 6)).shape
+        >>> SqueezeAxial(64, axes=3, num_heads=4)(torch.randn(2, 64, 3, 5, 6)).shape
         torch.Size([2, 64, 3, 5, 6])
     """
+
+    most_axes = max(_CONVOLUTIONS)
+    shown = ("axes", "num_heads", "qk_channels")
 
     def __init__(
         self,
@@ -58,7 +56,6 @@ class SqueezeAxial(ContextLayer):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        check_axes(axes, most=max(_CONVOLUTIONS))
         super().__init__(channels, axes=axes)
         check_heads(num_heads, channels, "value")
         qk_channels = max(channels // 2 // num_heads, 1) * num_heads if qk_channels is None else qk_channels
@@ -84,8 +81,7 @@ class SqueezeAxial(ContextLayer):
         self.detail_map = conv(width, channels, 1, bias=False, **like)
         self.detail_norm = norm(channels, **like)
 
-    def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
-        x, residual = self._checked(x, residual)
+    def _context(self, x: Tensor, residual: Tensor | None) -> Tensor:
         qkv = self.qkv_norm(self.qkv_map(x))
         tokens = axis_tokens(qkv)
         queries = tokens[..., : self.qk_channels] + self.query_positions(tokens, x)
@@ -95,9 +91,6 @@ class SqueezeAxial(ContextLayer):
         gate = self.gate(self.context_norm(self.context_map(self.context_act(context))))
         details = self.detail_norm(self.detail_map(self.depthwise_act(self.depthwise_norm(self.depthwise(qkv)))))
         return add_residual(gate * details, residual)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, num_heads={self.num_heads}, qk_channels={self.qk_channels}"
 
 
 class AxisPositions(nn.Module):
@@ -121,21 +114,16 @@ class AxisPositions(nn.Module):
         """Small, so that the features decide at first."""
         nn.init.normal_(self.weight, std=_POSITIONS_STD)
 
+    @leaf_module
     def forward(self, tokens: Tensor, like: Tensor) -> Tensor:
-        return interpolate_positions(self.weight, tokens, like)
+        parts = [
+            F.interpolate(self.weight[axis : axis + 1], size=like.shape[2 + axis], mode="linear", align_corners=False)
+            for axis in reversed(range(len(self.weight)))
+        ]
+        return torch.cat(parts, dim=2).squeeze(0).t().to(tokens.dtype)
 
     def extra_repr(self) -> str:
         return "{1}, axes={0}, places={2}".format(*self.weight.shape)
-
-
-@leaf_function
-def interpolate_positions(weight: Tensor, tokens: Tensor, like: Tensor) -> Tensor:
-    """(axes, C, places) to (sum(grid), C) for ``like``'s grid, the last axis first, in the tokens' dtype."""
-    parts = [
-        F.interpolate(weight[axis : axis + 1], size=like.shape[2 + axis], mode="linear", align_corners=False)
-        for axis in reversed(range(weight.shape[0]))
-    ]
-    return torch.cat(parts, dim=2).squeeze(0).t().to(tokens.dtype)
 
 
 @leaf_function

@@ -1,7 +1,7 @@
 """Softmax attention between two sets of vectors, the best plain PyTorch can do: the torch backend's engine.
 
 Vectors are columns, as in the paper: (..., d, m) queries, (..., d, n) keys and (..., p, n) values give (..., p, m),
-with any strides, where ... is a batch or a batch and heads. Three ways to the same result:
+with any strides, where ... is a batch, or a batch and its heads. Three ways to the same result:
 
 - on the CPU, blocks of queries whose coefficients fit in the cache, in float32 at least;
 - elsewhere, and wherever a graph is captured (torch.compile, torch.export, tracing), PyTorch's fused attention;
@@ -29,38 +29,42 @@ __all__ = ["at_least_float32", "attend"]
 _BLOCK = 2**20
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None = None) -> Tensor:
-    """V·Softmax(KᵀQ + bias) for each sample (and head), over columns.
+def attend(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None = None, *, num_heads: int = 1) -> Tensor:
+    """V·Softmax(KᵀQ + bias) for each sample and head, over columns.
 
     Args:
-        query: (N, d, m) or (N, H, d, m).
-        key: (N, d, n) or (N, H, d, n), any scale already multiplied in.
-        value: (N, p, n) or (N, H, p, n).
-        key_bias: (H, n) or, for each sample, (N, H, n), added to every coefficient of a key before the softmax.
+        query: (N, C, m).
+        key: (N, C, n), any scale already multiplied in.
+        value: (N, P, n).
+        key_bias: (num_heads, n) or, for each sample, (N, num_heads, n), added to every coefficient of a key before the
+            softmax.
+        num_heads: divides C and P.
 
     Returns:
-        (N, p, m) or (N, H, p, m) in query's dtype.
+        (N, P, m) in query's dtype, with channels side by side where the query's are.
     """
     captured = is_captured()
-    if query.dim() == 3 and (captured or not _runs_in_blocks(query)):
-        # The fused kernels want heads.
-        return attend(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), key_bias).squeeze(1)
-    if captured:
-        with without_autocast(query):
-            return _fused(query, key, value, key_bias).transpose(-2, -1)
+    heads = [query, key, value]
+    # The fused kernels want heads, also where there is one.
+    if num_heads > 1 or captured or not _runs_in_blocks(query):
+        heads = [x.unflatten(1, (num_heads, -1)) for x in heads]
+    inputs: Any = *heads, key_bias
     with without_autocast(query):
-        if torch.is_grad_enabled() and _any_requires_grad(query, key, value, key_bias):
-            output = _Attend.apply(query, key, value, key_bias)
+        if captured:
+            output = _fused(*inputs)
         else:
-            output = _forward(query, key, value, key_bias)
+            records = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+            output = _Attend.apply(*inputs) if records else _forward(*inputs)
     # Views are taken here: one made inside an autograd function could not be modified in place by the caller.
-    if query.dim() == 4 and _runs_in_blocks(query):
-        output = output.unflatten(0, query.shape[:2])
-    return output.transpose(-2, -1) if _gives_rows(query) else output
-
-
-def _any_requires_grad(*tensors: Tensor | None) -> bool:
-    return any(x is not None and x.requires_grad for x in tensors)
+    if output.dim() < heads[0].dim():
+        output = output.unflatten(0, heads[0].shape[:2])
+    if captured or _gives_rows(heads[0]):
+        output = output.transpose(-2, -1)
+    if num_heads == 1:
+        return output if output.dim() == 3 else output.squeeze(1)
+    # Head after head, and channels side by side where the query's are.
+    by_rows = query.stride(1) == 1
+    return output.permute(0, 3, 1, 2).flatten(2).transpose(1, 2) if by_rows else output.flatten(1, 2)
 
 
 def _runs_in_blocks(query: Tensor) -> bool:
@@ -100,45 +104,35 @@ def _rows(columns: Tensor) -> Tensor:
 def _in_blocks(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None) -> Tensor:
     by_rows = _gives_rows(query)
     query, key, value, bias = _merged(query, key, value, key_bias)
-    if under_transform():
-        return _in_functional_blocks(query, key, value, bias, by_rows)
     samples, positions = _block_shape(query, key)
-    # One buffer for all blocks: memory that is new to the process costs more than the arithmetic on it.
-    buffer = key.new_empty(samples, positions, key.shape[2])
+    # One buffer for all blocks: memory that is new to the process costs more than the arithmetic on it. A transform
+    # such as vmap cannot write into anything.
+    transformed = under_transform()
+    buffer = None if transformed else key.new_empty(samples, positions, key.shape[2])
     if samples >= query.shape[0] and positions == query.shape[2]:
         return _block(query, key, value, bias, by_rows, buffer)
+
+    def block(at: slice, part: slice) -> Tensor:
+        return _block(query[at, :, part], key[at], value[at], None if bias is None else bias[at], by_rows, buffer)
+
+    if transformed:
+        along = 1 if by_rows else 2
+        return torch.cat([torch.cat([block(at, x) for x in parts], dim=along) for at, parts in _blocks(query, key)])
     shape = (query.shape[2], value.shape[1]) if by_rows else (value.shape[1], query.shape[2])
     output = query.new_empty(query.shape[0], *shape)
     for at, parts in _blocks(query, key):
         for part in parts:
-            block = _block(query[at, :, part], key[at], value[at], None if bias is None else bias[at], by_rows, buffer)
-            output[(at, part) if by_rows else (at, slice(None), part)] = block
+            output[(at, part) if by_rows else (at, slice(None), part)] = block(at, part)
     return output
-
-
-def _in_functional_blocks(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by_rows: bool) -> Tensor:
-    """The same without writing into anything, which a transform such as vmap cannot do."""
-    output = [
-        _concatenate(
-            [
-                _block(query[at, :, part], key[at], value[at], None if bias is None else bias[at], by_rows)
-                for part in parts
-            ],
-            1 if by_rows else 2,
-        )
-        for at, parts in _blocks(query, key)
-    ]
-    return _concatenate(output, 0)
 
 
 def _block(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by_rows: bool, buffer: Tensor | None = None
 ) -> Tensor:
     """(B, p, m), or (B, m, p) by rows, for one block; in a buffer of at least (B, m, n) if there is one."""
-    room = buffer
     if buffer is not None and buffer.shape[:2] != (query.shape[0], query.shape[2]):
-        room = buffer[: query.shape[0], : query.shape[2]]
-    weights = _coefficients(query, key, bias, room)
+        buffer = buffer[: query.shape[0], : query.shape[2]]
+    weights = _coefficients(query, key, bias, buffer)
     output = torch.bmm(weights, value.transpose(1, 2)) if by_rows else torch.bmm(value, weights.transpose(1, 2))
     return output if output.dtype == query.dtype else output.to(query.dtype)
 
@@ -150,6 +144,7 @@ def _merged(
     bias = key_bias
     if bias is not None:
         bias = (bias.repeat(query.shape[0], 1) if bias.dim() == 2 else bias.flatten(0, 1)).unsqueeze(1)
+        bias = at_least_float32(bias)
     if query.dim() == 4:
         query, key, value = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
     return query, at_least_float32(key), at_least_float32(value), bias
@@ -217,47 +212,38 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:
     q_all, k_all, v_all, bias = _merged(query, key, value, key_bias)
     dy_all = gradient.flatten(0, -3)
-    d_query, d_key, d_value, d_bias = [], [], [], []
+    rows = []
     for samples, positions in _blocks(q_all, k_all):
         k, v, b = k_all[samples], v_all[samples], None if bias is None else bias[samples]
-        row, dk, dv, db = [], torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(k[:, 0])
+        d_queries, dk, dv, db = [], torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(k[:, 0])
         for part in positions:
             q = at_least_float32(q_all[samples, :, part])
             dy = at_least_float32(dy_all[samples, :, part])
             weights = _coefficients(q, k, b)
             d_weights = torch.bmm(dy.transpose(1, 2), v)
             d_logits = weights * (d_weights - (weights * d_weights).sum(dim=-1, keepdim=True))
-            row.append(torch.bmm(k, d_logits.transpose(1, 2)).to(query.dtype))
+            d_queries.append(torch.bmm(k, d_logits.transpose(1, 2)).to(query.dtype))
             dk = dk + torch.bmm(q, d_logits)
             dv = dv + torch.bmm(dy, weights)
             if key_bias is not None:
                 db = db + d_logits.sum(dim=1)
-        d_query.append(_concatenate(row, -1))
-        d_key.append(dk)
-        d_value.append(dv)
-        d_bias.append(db)
-
-    def whole(parts: list[Tensor], like: Tensor) -> Tensor:
-        return _concatenate(parts, 0).view_as(like).to(like.dtype)
-
+        rows.append((_concatenate(d_queries, -1), dk, dv, db))
+    *whole, d_bias = (_concatenate(list(parts), 0) for parts in zip(*rows, strict=True))
     d_key_bias = None
     if key_bias is not None:
-        d_key_bias = _concatenate(d_bias, 0).unflatten(0, (-1, key_bias.shape[-2]))
-        d_key_bias = (d_key_bias.sum(dim=0) if key_bias.dim() == 2 else d_key_bias).to(key_bias.dtype)
-    return whole(d_query, query), whole(d_key, key), whole(d_value, value), d_key_bias
+        d_bias = d_bias.unflatten(0, (-1, key_bias.shape[-2]))
+        d_key_bias = (d_bias.sum(dim=0) if key_bias.dim() == 2 else d_bias).to(key_bias.dtype)
+    return *(d.view_as(x).to(x.dtype) for d, x in zip(whole, (query, key, value), strict=True)), d_key_bias
 
 
 def _fused_gradients(inputs: Sequence[Any], gradient: Tensor, needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """The fused kernels' own backward, on a forward run again for it."""
     with torch.enable_grad():
-        leaves: list[Any] = [
-            None if x is None else x.detach().requires_grad_(wants) for x, wants in zip(inputs, needed, strict=True)
-        ]
-        query, key, value, key_bias = leaves
-        output = _fused(query, key, value, key_bias)
-    wanted = [x for x in leaves if x is not None and x.requires_grad]
+        leaves: Any = [x if x is None else x.detach().requires_grad_(w) for x, w in zip(inputs, needed, strict=True)]
+        output = _fused(*leaves)
+    wanted = [x for x, wants in zip(leaves, needed, strict=True) if wants]
     gradients = iter(torch.autograd.grad(output, wanted, gradient.transpose(-2, -1)))
-    return tuple(next(gradients) if x is not None and x.requires_grad else None for x in leaves)
+    return tuple(next(gradients) if wants else None for wants in needed)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

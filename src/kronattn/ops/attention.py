@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from kronattn.ops import reference, stages, torch_backend
+from kronattn.ops import reference, stages
 from kronattn.ops.checks import check_grid_tensor, check_positive_int, check_triple
 from kronattn.ops.fx import leaf_function
 from kronattn.ops.plan import make_plan
@@ -50,13 +50,13 @@ def attention(
         pooled = pool_grid(key, pool)
         value = pooled if value is key else pool_grid(value, pool)
         key = pooled
-    if backend == "auto":
-        # PyTorch's own kernels are ahead of ours for that many keys.
-        return torch_backend.attention(query, key, value, num_heads=num_heads, scale=scale)
+    # PyTorch's own kernels are ahead of ours for that many keys.
+    backend = "torch" if backend == "auto" else backend
     plan = make_plan(query, key, value, num_heads=num_heads, backend=backend)
     if plan.spread == "reference":
         return reference.attention(query, key, value, num_heads=num_heads, scale=scale)
-    keys, values = (x.flatten(2).transpose(1, 2) for x in (key, value))
+    keys = key.flatten(2).transpose(1, 2)
+    values = keys if value is key else value.flatten(2).transpose(1, 2)
     return stages.spread(query, stages.scaled(keys, scale, num_heads), values, plan, num_heads=num_heads)
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "check_scale",
     "check_tokens",
     "check_triple",
+    "dtype_name",
 ]
 
 MAX_AXES = 4
@@ -36,10 +37,9 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 def check_grid_tensor(x: Tensor, name: str) -> None:
     """``x`` is a real floating-point tensor (N, C, *grid) of 1 to 4 axes, none of them empty."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
+    _check_tensor(x, name)
     if x.dtype not in _DTYPES:
-        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, not {_dtype_name(x)}")
+        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, not {dtype_name(x.dtype)}")
     axes = x.dim() - 2
     if not 1 <= axes <= MAX_AXES:
         raise ValueError(
@@ -52,8 +52,7 @@ def check_grid_tensor(x: Tensor, name: str) -> None:
 
 def check_tokens(tokens: Tensor, grid: Sequence[int], name: str = "tokens") -> None:
     """``tokens`` is (N, C, sum(grid)) for a grid of 1 to 4 axes."""
-    if not isinstance(tokens, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, not {type(tokens).__name__}")
+    _check_tensor(tokens, name)
     if not 1 <= len(grid) <= MAX_AXES:
         raise ValueError(f"grid must have 1 to {MAX_AXES} axes, not {tuple(grid)}")
     if any(size < 1 for size in grid):
@@ -99,15 +98,13 @@ def check_product_grid(grid: Sequence[int]) -> None:
 
 def check_mask(mask: Tensor, x: Tensor, name: str, owner: str) -> None:
     """``mask`` is (N, *grid) for the (N, C, *grid) tensor ``x`` called ``owner``, boolean, on its device."""
-    if not isinstance(mask, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, not {type(mask).__name__}")
+    _check_tensor(mask, name)
     if mask.dtype != torch.bool:
-        raise TypeError(f"{name} must be torch.bool, true where {owner} has data, not {_dtype_name(mask)}")
+        raise TypeError(f"{name} must be torch.bool, true where {owner} has data, not {dtype_name(mask.dtype)}")
     expected = (x.shape[0], *x.shape[2:])
     if mask.shape != expected:
         raise ValueError(f"{name} must be {owner}'s (N, *grid), {tuple(expected)}, not {tuple(mask.shape)}")
-    if mask.device != x.device:
-        raise ValueError(f"{name} must be on {owner}'s device: {owner} is on {x.device}, {name} on {mask.device}")
+    _check_device(mask, name, x, owner)
 
 
 def check_heads(num_heads: int, channels: int, name: str) -> None:
@@ -121,7 +118,7 @@ def check_scale(scale: float | Tensor, num_heads: int) -> None:
     """``scale`` is a number, or a tensor of one element or of one for each head."""
     if isinstance(scale, Tensor):
         if not scale.is_floating_point():
-            raise TypeError(f"scale must be a float or a floating-point tensor, not {_dtype_name(scale)}")
+            raise TypeError(f"scale must be a float or a floating-point tensor, not {dtype_name(scale.dtype)}")
         if scale.dim() > 1 or scale.numel() not in (1, num_heads):
             raise ValueError(
                 f"scale must be a number, or a tensor of 1 or num_heads = {num_heads} elements, "
@@ -153,8 +150,7 @@ def check_triple(
     else:
         check_grid_tensor(value, "value")
     for name, other in (("key", key), ("value", value)):
-        if other.device != query.device:
-            raise ValueError(f"{name} must be on query's device: query is on {query.device}, {name} on {other.device}")
+        _check_device(other, name, query)
         if other.shape[0] != query.shape[0]:
             raise ValueError(f"{name} must have query's batch size {query.shape[0]}, but has {other.shape[0]}")
     if key.shape[1] != query.shape[1]:
@@ -167,10 +163,7 @@ def check_triple(
     cast_key = cast_query if key is query else autocasted(key)
     cast_value = cast_key if value is key else autocasted(value)
     for name, other in (("key", cast_key), ("value", cast_value)):
-        if other.dtype != cast_query.dtype:
-            raise TypeError(
-                f"{name} must have query's dtype: query is {_dtype_name(cast_query)}, {name} is {_dtype_name(other)}"
-            )
+        _check_same_dtype(other, name, cast_query)
     return cast_query, cast_key, cast_value
 
 
@@ -182,20 +175,13 @@ def check_residual(residual: Tensor | None, query: Tensor, values: Tensor) -> Te
     """
     if residual is None:
         return None
-    if not isinstance(residual, Tensor):
-        raise TypeError(f"residual must be a torch.Tensor, not {type(residual).__name__}")
+    _check_tensor(residual, "residual")
     expected = (query.shape[0], values.shape[2], *query.shape[2:])
     if residual.shape != expected:
         raise ValueError(f"residual must have the output's shape {tuple(expected)}, not {tuple(residual.shape)}")
-    if residual.device != query.device:
-        raise ValueError(
-            f"residual must be on query's device: query is on {query.device}, residual on {residual.device}"
-        )
+    _check_device(residual, "residual", query)
     cast = autocasted(residual)
-    if cast.dtype != query.dtype:
-        raise TypeError(
-            f"residual must have query's dtype: query is {_dtype_name(query)}, residual is {_dtype_name(residual)}"
-        )
+    _check_same_dtype(cast, "residual", query)
     return cast
 
 
@@ -205,11 +191,26 @@ def check_dtype(x: Tensor, name: str, dtype: torch.dtype | None, owner: str) -> 
     Weights that are no tensors (quantised modules) have no dtype to compare with.
     """
     if dtype is not None and x.dtype != dtype and not autocast_is_on(x):
-        weights = str(dtype).removeprefix("torch.")
-        raise TypeError(
-            f"{owner} has {weights} weights, but {name} is {_dtype_name(x)}: convert either, or use autocast"
-        )
+        weights, own = dtype_name(dtype), dtype_name(x.dtype)
+        raise TypeError(f"{owner} has {weights} weights, but {name} is {own}: convert either, or use autocast")
 
 
-def _dtype_name(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
+def _check_tensor(x: object, name: str) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
+
+
+def _check_device(x: Tensor, name: str, other: Tensor, owner: str = "query") -> None:
+    if x.device != other.device:
+        raise ValueError(f"{name} must be on {owner}'s device: {owner} is on {other.device}, {name} on {x.device}")
+
+
+def _check_same_dtype(x: Tensor, name: str, query: Tensor) -> None:
+    if x.dtype != query.dtype:
+        names = dtype_name(query.dtype), dtype_name(x.dtype)
+        raise TypeError(f"{name} must have query's dtype: query is {names[0]}, {name} is {names[1]}")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Without the name of PyTorch."""
+    return str(dtype).removeprefix("torch.")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kronattn.ops.checks import check_choice, check_mode, check_triple
+from kronattn.ops.checks import check_choice, check_mode, check_triple, dtype_name
 from kronattn.ops.compat import assume_constant, under_transform
 from kronattn.ops.fx import is_captured, is_traced, leaf_function
 from kronattn.ops.triton.availability import broken_reason, has_room, interpreted
@@ -126,25 +126,22 @@ def make_plan(
         channels: the most that queries, keys or values have once they are mapped; those of query and value by default.
     """
     check_choice("backend", backend, ("auto", *BACKENDS))
+    masked = any(mask is not None for mask in masks)
     if backend == "auto":
         widest = max(channels or 0, query.shape[1], value.shape[1])
         plan = _automatic(query, key, value, mode, num_heads, per_key, widest)
         overridden = _overridden()
         plan = replace(plan, reason="overridden", **dict(overridden)) if overridden else plan
-        if _any(masks) and plan.spread != "torch":
+        if masked and plan.spread != "torch":
             return replace(plan, spread="torch", reason="a mask: the kernels' bias of keys is the same for all samples")
         return plan
     if backend == "triton":
         reason = kernels_unsupported_reason(query, key, value, num_heads)
-        if _any(masks):
+        if masked:
             reason = "its bias of keys is the same for all samples, and a mask's is not"
         if reason:
             raise ValueError(f"backend 'triton' cannot run here: {reason}")
     return Plan(backend, backend, "asked for by name")
-
-
-def _any(masks: Sequence[object]) -> bool:
-    return any(mask is not None for mask in masks)
 
 
 def _automatic(
@@ -154,7 +151,7 @@ def _automatic(
         return Plan("torch", "torch", f"query is on {query.device.type}: the kernels need a CUDA device")
     if query.dtype not in _HALF:
         # float32 on the kernels has not been measured ahead.
-        return Plan("torch", "torch", f"{_name(query.dtype)}: the kernels are ahead in half precision alone")
+        return Plan("torch", "torch", f"{dtype_name(query.dtype)}: the kernels are ahead in half precision alone")
     if query.dim() != 4 or key.dim() != 4:
         return Plan("torch", "torch", "grids of other than two axes have not been measured on the kernels")
     # Channels are averaged each by itself, so there may be any number of them.
@@ -183,7 +180,7 @@ def kernels_unsupported_reason(query: Tensor, key: Tensor, value: Tensor, num_he
     if not query.is_cuda and not interpreted():
         return f"it needs a CUDA tensor, and query is on {query.device}"
     if query.dtype not in _KERNEL_DTYPES:
-        return f"it computes in float32, bfloat16 and float16, not in {_name(query.dtype)}"
+        return f"it computes in float32, bfloat16 and float16, not in {dtype_name(query.dtype)}"
     batch, channels = query.shape[:2]
     widest = (channels if value is query else max(channels, value.shape[1])) // num_heads
     if widest > _WIDEST_KERNEL_HEAD:
@@ -210,7 +207,3 @@ def _captured_reason() -> str | None:
     whether Triton works changes what the next call sees.
     """
     return "exported programs must run without Triton" if torch.compiler.is_exporting() else broken_reason()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -8,28 +8,25 @@ coefficients' batch statistics and, for KAO_QKV, attention itself are here; line
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kronattn.ops import matrix_products, torch_backend
-from kronattn.ops.attend import at_least_float32
 from kronattn.ops.autocast import without_autocast
-from kronattn.ops.checks import check_product_grid
 from kronattn.ops.coefficients import Moments, token_moments
 from kronattn.ops.compat import needs_dispatcher
 from kronattn.ops.fx import is_captured, leaf_function
-from kronattn.ops.masks import NO_MASKS, Masks, axis_means, present
+from kronattn.ops.masks import NO_MASKS, Masks, present
 from kronattn.ops.plan import Plan
 from kronattn.ops.torch_backend import scaled
 
 __all__ = [
     "coefficients",
     "combine_tokens",
-    "count_mean_once",
     "masked_bias",
     "moments",
     "moments_of_coefficients",
@@ -37,7 +34,6 @@ __all__ = [
     "normalised_softmax",
     "pool",
     "scaled",
-    "scaled_for_product",
     "softmax",
     "spread",
     "spread_coefficients",
@@ -46,8 +42,6 @@ __all__ = [
 
 # Coefficients of a sample's tokens with each other that are materialised without a thought.
 _FEW_COEFFICIENTS = 2**16
-# Nothing over nothing is nothing.
-_SMALLEST_SQUARE = 1e-12
 
 
 def _implementation(name: str) -> ModuleType:
@@ -95,8 +89,14 @@ def spread(
     each axis have a softmax of their own.
     """
     if axes is not None:
-        for part in _each_axis(axes, keys, values, key_bias):
-            residual = spread(query, *part[:2], plan, num_heads=num_heads, key_bias=part[2], residual=residual)
+        sizes = list(reversed(axes))
+        biases = [None] * len(sizes) if key_bias is None else key_bias.split(sizes, dim=-1)
+        # Each axis has an equal part of the weight, by way of its values.
+        parts = zip(keys.split(sizes, dim=1), (values / len(sizes)).split(sizes, dim=1), biases, strict=True)
+        for axis_keys, axis_values, bias in parts:
+            residual = spread(
+                query, axis_keys, axis_values, plan, num_heads=num_heads, key_bias=bias, residual=residual
+            )
         assert residual is not None
         return residual
     with without_autocast(query):
@@ -163,17 +163,6 @@ def spread_tokens(tokens: Tensor, like: Tensor, plan: Plan, *, residual: Tensor 
     return _implementation(plan.pool).spread_tokens(tokens, like, residual=residual)
 
 
-def _each_axis(
-    axes: Sequence[int], keys: Tensor, values: Tensor, key_bias: Tensor | None
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """Keys, values and bias of one axis after the other; each has an equal part of the weight, by way of its values."""
-    start = 0
-    for size in reversed(axes):
-        part = slice(start, start + size)
-        yield keys[:, part], values[:, part] / len(axes), None if key_bias is None else key_bias[..., part]
-        start += size
-
-
 @leaf_function
 def masked_bias(bias: Tensor | None, shares: Tensor | None, num_heads: int) -> Tensor | None:
     """(N, num_heads, S): what keeps tokens that are not there from being attended to; without shares, ``bias``."""
@@ -197,42 +186,10 @@ def combine_tokens(
     if combine == "sum":
         if mean == "once" and plan.pool == "triton" and like.dim() == 4 and shares is None:
             return _implementation("triton").spread_tokens(tokens, like, residual=residual, mean_once=True)
-        tokens = count_mean_once(tokens, like, plan, shares) if mean == "once" else tokens
+        tokens = torch_backend.count_mean_once(tokens, like.shape[2:], shares) if mean == "once" else tokens
         return spread_tokens(tokens, like, plan, residual=residual)
-    y = torch_backend.multiply_tokens(scaled_for_product(tokens, like, shares), like)
+    y = torch_backend.multiply_tokens(tokens, like, shares)
     return y if residual is None else y + residual
-
-
-@leaf_function
-def scaled_for_product(tokens: Tensor, like: Tensor, shares: Tensor | None = None) -> Tensor:
-    """(N, sum(grid), P) tokens whose product over d axes is Π tₐ · (m / r²)ᵈ⁻¹.
-
-    m is their mean and r² the mean of their squares, so that what is the same everywhere comes out as it is. One over
-    the mean would do that too, and be boundless where the mean is nothing.
-    """
-    check_product_grid(like.shape[2:])
-    sizes, tokens = list(reversed(like.shape[2:])), at_least_float32(tokens)
-    mean, squares = (torch.stack(axis_means(x, sizes, shares)).mean(dim=0) for x in (tokens, tokens.square()))
-    # All factors but one are about one then, which keeps the product of half precision within bounds.
-    factor = mean / (squares + _SMALLEST_SQUARE)
-    return torch.cat([tokens[:, : sizes[0]], tokens[:, sizes[0] :] * factor], dim=1)
-
-
-@leaf_function
-def count_mean_once(tokens: Tensor, like: Tensor, plan: Plan, shares: Tensor | None = None) -> Tensor:
-    """(N, sum(grid), P) tokens of ``like``'s grid whose outer sum has their mean once, not once for each axis.
-
-    Every axis's tokens average to the mean of the whole, so their sum over d axes counts it d times: each axis gives
-    up all but 1/d of its mean.
-    """
-    grid = like.shape[2:]
-    if len(grid) == 1:
-        return tokens
-    if len(grid) == 2 and plan.pool == "triton" and shares is None:
-        return cast(Tensor, _implementation("triton").count_mean_once(tokens, grid))
-    sizes, excess = list(reversed(grid)), 1 - 1 / len(grid)
-    parts = zip(tokens.split(sizes, dim=1), axis_means(tokens, sizes, shares), strict=True)
-    return torch.cat([torch.sub(part, average, alpha=excess) for part, average in parts], dim=1)
 
 
 @leaf_function
@@ -276,14 +233,14 @@ def normalise(
     keys: Tensor, weight: Tensor, moments: Moments | None, running: tuple[Tensor, Tensor, Tensor], **constants: Any
 ) -> Tensor:
     """The norm of the coefficients multiplied into keys by the kernel; see :mod:`kronattn.nn.coefficient_norm`."""
-    return cast(Tensor, _implementation("triton").normalise(keys, weight, moments, running, **constants))
+    from kronattn.ops.triton import coefficient_norm  # needs Triton
+
+    return coefficient_norm.normalise(keys, weight, moments, running, **constants)
 
 
 def normalised_softmax(matrix: Tensor, count: int, *norm: Any, **constants: Any) -> Tensor:
     """The same for materialised coefficients of ``count`` keys, and their softmax in the same launch."""
-    from kronattn.ops.triton import wide  # needs Triton
-
-    return wide.normalised_softmax(matrix, count, *norm, **constants)
+    return normalise(matrix, *norm, softmax_of=count, **constants)
 
 
 def _are_few(query: Tensor, keys: Tensor) -> bool:

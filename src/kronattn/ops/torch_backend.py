@@ -5,22 +5,23 @@ Grids are (N, C, *grid), tokens (N, S, C).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from kronattn.ops import grid
 from kronattn.ops.attend import at_least_float32, attend
 from kronattn.ops.autocast import without_autocast
+from kronattn.ops.checks import check_product_grid
 from kronattn.ops.coefficients import Moments, coefficient_moments, masked_moments
 from kronattn.ops.fx import leaf_function
+from kronattn.ops.masks import axis_means
 
-__all__ = ["attention", "moments", "multiply_tokens", "pool", "spread", "spread_tokens"]
+__all__ = ["count_mean_once", "moments", "multiply_tokens", "pool", "spread", "spread_tokens"]
 
-
-def attention(query: Tensor, key: Tensor, value: Tensor, *, num_heads: int, scale: float | Tensor) -> Tensor:
-    """Eq. 1 on the flattened grids; shapes as in :func:`kronattn.attention`."""
-    keys = key.flatten(2).transpose(1, 2)
-    values = keys if value is key else value.flatten(2).transpose(1, 2)
-    return spread(query, scaled(keys, scale, num_heads), values, num_heads=num_heads)
+# Nothing over nothing is nothing.
+_SMALLEST_SQUARE = 1e-12
 
 
 @leaf_function
@@ -69,7 +70,7 @@ def spread(
         (N, P, *grid) in query's dtype and memory format.
     """
     columns = query if query.dim() == 3 else query.flatten(2)
-    y = _attend(columns, keys.transpose(1, 2), values.transpose(1, 2), num_heads, key_bias)
+    y = attend(columns, keys.transpose(1, 2), values.transpose(1, 2), key_bias, num_heads=num_heads)
     if query.dim() > 3:
         y = y.unflatten(2, query.shape[2:])
     return y if residual is None else y + residual
@@ -91,8 +92,31 @@ def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = Non
     return y if residual is None else y + residual
 
 
-def multiply_tokens(tokens: Tensor, like: Tensor) -> Tensor:
-    """The same with the product of each position's tokens."""
+def count_mean_once(tokens: Tensor, axes: Sequence[int], shares: Tensor | None = None) -> Tensor:
+    """(N, sum(axes), P) tokens whose outer sum has their mean once, not once for each axis.
+
+    Every axis's tokens average to the mean of the whole, so their sum over d axes counts it d times: each axis gives
+    up all but 1/d of its mean.
+    """
+    if len(axes) == 1:
+        return tokens
+    sizes, excess = list(reversed(axes)), 1 - 1 / len(axes)
+    parts = zip(tokens.split(sizes, dim=1), axis_means(tokens, sizes, shares), strict=True)
+    return torch.cat([torch.sub(part, average, alpha=excess) for part, average in parts], dim=1)
+
+
+def multiply_tokens(tokens: Tensor, like: Tensor, shares: Tensor | None = None) -> Tensor:
+    """:func:`spread_tokens` with the product of each position's tokens, Π tₐ · (m / r²)ᵈ⁻¹ over d axes.
+
+    m is their mean and r² the mean of their squares, so that what is the same everywhere comes out as it is. One over
+    the mean would do that too, and be boundless where the mean is nothing.
+    """
+    check_product_grid(like.shape[2:])
+    sizes, tokens = list(reversed(like.shape[2:])), at_least_float32(tokens)
+    mean, squares = (torch.stack(axis_means(x, sizes, shares)).mean(dim=0) for x in (tokens, tokens.square()))
+    # All factors but one are about one then, which keeps the product of half precision within bounds.
+    factor = mean / (squares + _SMALLEST_SQUARE)
+    tokens = torch.cat([tokens[:, : sizes[0]], tokens[:, sizes[0] :] * factor], dim=1)
     return grid.outer_product(_laid_out(tokens, like), like.shape[2:], like.dtype)
 
 
@@ -124,14 +148,3 @@ def moments(
         if there is not None:
             return masked_moments(columns, key_columns, *there)
         return coefficient_moments(columns, key_columns, per_key=per_key, query_mean=mean)
-
-
-def _attend(query: Tensor, keys: Tensor, values: Tensor, num_heads: int, key_bias: Tensor | None) -> Tensor:
-    """(N, C, m), (N, C, n) and (N, p, n) columns, cut into heads, to (N, p, m)."""
-    if num_heads == 1:
-        return attend(query, keys, values, key_bias)
-    heads = [x.unflatten(1, (num_heads, -1)) for x in (query, keys, values)]
-    output = attend(heads[0], heads[1], heads[2], key_bias)
-    # Head after head, and channels side by side where the query's are.
-    by_rows = query.stride(1) == 1
-    return output.permute(0, 3, 1, 2).flatten(2).transpose(1, 2) if by_rows else output.flatten(1, 2)

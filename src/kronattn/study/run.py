@@ -15,8 +15,8 @@ from kronattn.study.plan import CannotChoose, Run, choose_rate, fingerprint, pla
 from kronattn.study.records import Records
 from kronattn.study.settings import Study
 from kronattn.study.stages import FINAL, SWEEP
+from kronattn.training.folder import read_result
 from kronattn.training.recipe import Recipe
-from kronattn.training.run import read_result
 from kronattn.training.workers import serve
 
 __all__ = ["Progress", "StudyQueue", "run_study"]

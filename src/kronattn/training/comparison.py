@@ -15,9 +15,9 @@ from typing import Any
 
 from kronattn.atomic import write_atomically
 from kronattn.models.registry import task_of
+from kronattn.training.folder import CONFIG, RESULT, read_result
 from kronattn.training.intervals import confidence_interval
 from kronattn.training.recipe import Recipe, load_recipe
-from kronattn.training.run import CONFIG, RESULT, read_result, train
 from kronattn.training.workers import run_in_processes
 
 __all__ = ["Plan", "confidence_interval", "measure_alone", "parse_seeds", "plan", "run_all", "summarise"]
@@ -144,17 +144,23 @@ def _check_same_recipe(one: Plan) -> None:
 
 def measure_alone(plans: Sequence[Plan], epochs: int) -> dict[str, dict[str, Any]]:
     """Train each network once more for a few epochs, with the device to itself: images a second, and peak memory."""
-    recipes: dict[str, Recipe] = {}
-    for one in plans:
-        recipes.setdefault(one.recipe.model.label, one.recipe)
+    recipes = {one.recipe.model.label: one.recipe for one in reversed(plans)}
     found = {}
-    store: dict[str, Any] = {}
-    for name, recipe in recipes.items():
-        short = replace(recipe, epochs=epochs, validate_every=epochs)
-        with tempfile.TemporaryDirectory() as folder:
-            result = train(short, folder=Path(folder) / "run", store=store)
-        found[name] = {key: result[key] for key in ("images_per_second", "waiting_for_data", "peak_bytes")}
-    return found
+
+    def done(one: Any, failure: str) -> None:
+        if failure:
+            raise RuntimeError(f"{one.recipe.model.label} alone: {failure}")
+        result = read_result(one.folder)
+        assert result is not None
+        kept = ("images_per_second", "waiting_for_data", "peak_bytes")
+        found[one.recipe.model.label] = {key: result[key] for key in kept}
+
+    with tempfile.TemporaryDirectory() as folder:
+        places = (Path(folder) / f"run{number}" for number in range(len(recipes)))
+        short = [replace(recipe, epochs=epochs, validate_every=epochs) for recipe in recipes.values()]
+        alone = [Plan(recipe, place) for recipe, place in zip(short, places, strict=True)]
+        run_in_processes(alone, 1, done)
+    return {one.recipe.model.label: found[one.recipe.model.label] for one in plans}
 
 
 def summarise(

@@ -33,6 +33,20 @@ from kronattn.training.compiling import DECODED, compile_mode, keep_compiled_cod
 from kronattn.training.data import TrainingData, load_data_module
 from kronattn.training.errors import explained
 from kronattn.training.figures import draw_curves
+from kronattn.training.folder import (
+    BEST,
+    CARD,
+    CONFIG,
+    CURVES,
+    HISTORY,
+    LAST,
+    LAST_WEIGHTS,
+    RESULT,
+    WEIGHTS,
+    WRITTEN,
+    read_result,
+    run_folder,
+)
 from kronattn.training.freezing import FreezeBackbone
 from kronattn.training.interruption import interruptible
 from kronattn.training.progress import Progress, progress_callback
@@ -41,24 +55,7 @@ from kronattn.training.start import start_from
 from kronattn.training.task_module import TaskModule
 from kronattn.training.tensorboard import TensorBoardCurves
 
-__all__ = ["describe", "quiet", "read_result", "run_folder", "train"]
-
-CONFIG, HISTORY, RESULT, CURVES = "config.yaml", "history.csv", "result.json", "curves.png"
-WEIGHTS, LAST_WEIGHTS, CARD = "weights.safetensors", "weights-last.safetensors", "README.md"
-LAST, BEST = "last.ckpt", "best.ckpt"
-_WRITTEN = (CONFIG, HISTORY, RESULT, CURVES, WEIGHTS, LAST_WEIGHTS, CARD, LAST, BEST)
-
-
-def run_folder(recipe: Recipe, name: str = "run") -> Path:
-    """Where a run's files go: what the recipe says, or a name made of recipe, network and seed."""
-    model = recipe.model.label.replace("/", "-")
-    return Path(recipe.output or f"runs/{name}-{model}-seed{recipe.seed}")
-
-
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """The figures of a finished run; ``None`` where there is none."""
-    path = folder / RESULT
-    return json.loads(path.read_text()) if path.exists() else None
+__all__ = ["describe", "quiet", "train"]
 
 
 def train(
@@ -168,7 +165,7 @@ def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
     folder.mkdir(parents=True, exist_ok=True)
     if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
         # One process of several: what looks unfinished may be what another is about to finish.
-        for unfinished in (path for name in _WRITTEN for path in folder.glob(f".{name}.*")):
+        for unfinished in (path for name in WRITTEN for path in folder.glob(f".{name}.*")):
             # Of a process that was killed while it wrote.
             unfinished.unlink()
         write_atomically(folder / CONFIG, recipe_yaml(recipe))

@@ -18,12 +18,11 @@ from typing import Any
 import torch
 
 from kronattn.training.errors import one_line_of
+from kronattn.training.folder import LOG, PLANNED
 from kronattn.training.recipe import load_recipe
 from kronattn.training.run import train
 
-__all__ = ["LOG", "PLANNED", "main"]
-
-PLANNED, LOG = "planned.yaml", "log.txt"
+__all__ = ["main"]
 
 
 def main() -> None:

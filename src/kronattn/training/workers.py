@@ -12,8 +12,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
 
+from kronattn.training.folder import LOG, PLANNED
 from kronattn.training.recipe import Recipe, recipe_yaml
-from kronattn.training.worker import LOG, PLANNED
 
 __all__ = ["Plan", "Queue", "Tasks", "run_in_processes", "serve"]
 

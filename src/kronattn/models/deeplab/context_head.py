@@ -65,13 +65,10 @@ class ContextHead(SegmentationHead):
     def classifiers(self) -> list[nn.Conv2d]:
         return [conv for conv in (self.classifier, self.context_classifier) if conv is not None]
 
-    def reset_classifier(self, num_classes: int) -> None:
-        weight = self.classifier.weight
-        like: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
-        self.num_classes = num_classes
-        self.classifier = class_convolution(self.in_channels, num_classes, **like)
+    def _new_classifiers(self, **like: Any) -> None:
+        self.classifier = class_convolution(self.in_channels, self.num_classes, **like)
         if self.context_classifier is not None:
-            self.context_classifier = class_convolution(self.width, num_classes, bias=False, **like)
+            self.context_classifier = class_convolution(self.width, self.num_classes, bias=False, **like)
 
     def scores(self, features: Tensor) -> Tensor:
         scores = self.classifier(features)

@@ -19,8 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops.triton.blocks import launch
+from kronattn.ops.triton.blocks import launch, sum_parts
 from kronattn.ops.triton.layout import empty_grid, on_device, row_distance
+from kronattn.ops.triton.operators import differentiable
 from kronattn.ops.triton.tuning import ceil_div, row_blocks
 
 __all__ = ["batch_norm_act", "batch_norm_act_in_training"]
@@ -48,6 +49,15 @@ def store_rows(y, b_y, first, last, b_c, stride, C, BR: tl.constexpr, ALIGN: tl.
 
 
 @triton.jit
+def place_of_program(blocks, per_program, rows, BC: tl.constexpr):
+    """Which of the programs that share a block of channels this is, its first and last row, and its channels."""
+    program = tl.program_id(0) // blocks
+    first = program * per_program
+    last = tl.minimum(first + per_program, rows)
+    return program, first, last, tl.program_id(0) % blocks * BC + tl.arange(0, BC)
+
+
+@triton.jit
 def load_channels(x, b_c, C):
     return tl.load(x + b_c, mask=b_c < C, other=0.0).to(tl.float32)[None, :]
 
@@ -61,10 +71,7 @@ def moments_kernel(
     Sums are of differences from the program's first row, so that a large mean takes nothing away from them.
     """
     C = c_over * ALIGN
-    program = tl.program_id(0) // blocks
-    b_c = tl.program_id(0) % blocks * BC + tl.arange(0, BC)
-    first = program * per_program
-    last = tl.minimum(first + per_program, rows)
+    program, first, last, b_c = place_of_program(blocks, per_program, rows, BC)
     b_start = tl.load(x + first * (stride * ALIGN) + b_c, mask=b_c < C, other=0.0).to(tl.float32)[None, :]
     b_sum = tl.zeros([BR, BC], tl.float32)
     b_squares = tl.zeros([BR, BC], tl.float32)
@@ -165,10 +172,7 @@ def gradient_sums_kernel(
 ):  # fmt: skip
     """Each program's sums of the norm's gradient and of that times the normed x: parts is (programs, 2, C)."""
     C = c_over * ALIGN
-    program = tl.program_id(0) // blocks
-    b_c = tl.program_id(0) % blocks * BC + tl.arange(0, BC)
-    first = program * per_program
-    last = tl.minimum(first + per_program, rows)
+    program, first, last, b_c = place_of_program(blocks, per_program, rows, BC)
     b_mean, b_inverse = load_channels(mean, b_c, C), load_channels(inverse, b_c, C)
     b_weight, b_bias = load_channels(weight, b_c, C), load_channels(bias, b_c, C)
     b_sum = tl.zeros([BR, BC], tl.float32)
@@ -186,26 +190,12 @@ def gradient_sums_kernel(
 
 
 @triton.jit
-def finish_sums_kernel(parts, sums, programs, size, BP: tl.constexpr, BC: tl.constexpr):
-    """(programs, size) to (size,)."""
-    b_c = tl.program_id(0) * BC + tl.arange(0, BC)
-    b_sum = tl.zeros([BP, BC], tl.float32)
-    for start in range(0, programs, BP):
-        b_p = start + tl.arange(0, BP)
-        b_mask = (b_p < programs)[:, None] & (b_c < size)[None, :]
-        b_sum += tl.load(parts + b_p[:, None] * size + b_c[None, :], mask=b_mask, other=0.0)
-    tl.store(sums + b_c, tl.sum(b_sum, axis=0), mask=b_c < size)
-
-
-@triton.jit
 def input_gradient_kernel(
     x, d_y, sums, mean, inverse, weight, bias, d_x, rows, stride, dy_stride, dx_stride, per_program, lowest, highest,
     c_over, blocks, BR: tl.constexpr, BC: tl.constexpr, CLAMP: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     C = c_over * ALIGN
-    b_c = tl.program_id(0) % blocks * BC + tl.arange(0, BC)
-    first = tl.program_id(0) // blocks * per_program
-    last = tl.minimum(first + per_program, rows)
+    _, first, last, b_c = place_of_program(blocks, per_program, rows, BC)
     b_mean, b_inverse = load_channels(mean, b_c, C), load_channels(inverse, b_c, C)
     b_weight, b_bias = load_channels(weight, b_c, C), load_channels(bias, b_c, C)
     b_sum, b_product = load_channels(sums, b_c, C) / rows, load_channels(sums + C, b_c, C) / rows
@@ -286,70 +276,33 @@ def batch_norm_act_in_training(
     return _BatchNormAct.apply(x, concat, weight, bias, statistics, clamp)
 
 
-def _forward(
-    x: Tensor, concat: Tensor | None, weight: Tensor, bias: Tensor, statistics: tuple[Any, ...], clamp: Clamp
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, and the batch's mean and 1 / deviation."""
-    running_mean, running_var, batches, momentum, eps = statistics
-    channels, rows = x.shape[1], _rows(x)
-    blocks = row_blocks(rows, channels, False)
-    align, over, distance = _aligned(channels, row_distance(x))
-    parts = torch.empty((blocks.programs, 2, channels), dtype=torch.float32, device=x.device)
-    launch(
-        moments_kernel, (blocks.programs * blocks.channel_blocks,),
-        (x, parts), (rows, distance, blocks.per_program, over, blocks.channel_blocks),
-        blocks.rows, blocks.channels, align,
-        num_warps=blocks.warps,
-    )  # fmt: skip
-    mean, inverse = (torch.empty((channels,), dtype=torch.float32, device=x.device) for _ in range(2))
-    launch(
-        finish_moments_kernel, (ceil_div(channels, 16),),
-        (parts, mean, inverse, running_mean, running_var, batches),
-        (blocks.programs, rows, blocks.per_program, momentum, eps, channels), 128, 16,
-    )  # fmt: skip
-    return _apply(x, concat, mean, inverse, weight, bias, eps, clamp, is_variance=False), mean, inverse
-
-
-def _backward(
-    x: Tensor, d_y: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor, bias: Tensor, clamp: Clamp
-) -> tuple[Tensor, Tensor]:
-    """The gradient of x, and those of bias and weight as (2, C)."""
-    channels, rows = x.shape[1], _rows(x)
-    lowest, highest, clamps = clamp
-    d_x = empty_grid(x.shape[0], channels, x.shape[2:], True, x.dtype, x.device)
-    sums = torch.empty((2, channels), dtype=torch.float32, device=x.device)
-    blocks = row_blocks(rows, channels, False)
-    align, over, *distances = _aligned(channels, row_distance(x), row_distance(d_y))
-    parts = torch.empty((blocks.programs, 2, channels), dtype=torch.float32, device=x.device)
-    launch(
-        gradient_sums_kernel, (blocks.programs * blocks.channel_blocks,),
-        (x, d_y, parts, mean, inverse, weight, bias),
-        (rows, *distances, blocks.per_program, lowest, highest, over, blocks.channel_blocks),
-        blocks.rows, blocks.channels, clamps, align,
-        num_warps=blocks.warps,
-    )  # fmt: skip
-    launch(finish_sums_kernel, (ceil_div(2 * channels, 32),), (parts, sums), (blocks.programs, 2 * channels), 128, 32)
-    blocks = row_blocks(rows, channels, True)
-    launch(
-        input_gradient_kernel, (blocks.programs * blocks.channel_blocks,),
-        (x, d_y, sums, mean, inverse, weight, bias, d_x),
-        (rows, *distances, over, blocks.per_program, lowest, highest, over, blocks.channel_blocks),
-        blocks.rows, blocks.channels, clamps, align,
-        num_warps=blocks.warps,
-    )  # fmt: skip
-    return d_x, sums
-
-
 class _BatchNormAct(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, concat: Tensor | None, weight: Tensor, bias: Tensor, statistics: tuple[Any, ...],
         clamp: Clamp,
     ) -> Tensor:  # fmt: skip
+        running_mean, running_var, batches, momentum, eps = statistics
+        channels, rows = x.shape[1], _rows(x)
+        blocks = row_blocks(rows, channels, False)
+        align, over, distance = _aligned(channels, row_distance(x))
+        parts = torch.empty((blocks.programs, 2, channels), dtype=torch.float32, device=x.device)
+        mean, inverse = (torch.empty((channels,), dtype=torch.float32, device=x.device) for _ in range(2))
         with on_device(x):
-            y, mean, inverse = _forward(x, concat, weight, bias, statistics, clamp)
+            launch(
+                moments_kernel, (blocks.programs * blocks.channel_blocks,),
+                (x, parts), (rows, distance, blocks.per_program, over, blocks.channel_blocks),
+                blocks.rows, blocks.channels, align,
+                num_warps=blocks.warps,
+            )  # fmt: skip
+            launch(
+                finish_moments_kernel, (ceil_div(channels, 16),),
+                (parts, mean, inverse, running_mean, running_var, batches),
+                (blocks.programs, rows, blocks.per_program, momentum, eps, channels), 128, 16,
+            )  # fmt: skip
+            y = _apply(x, concat, mean, inverse, weight, bias, eps, clamp, is_variance=False)
         ctx.save_for_backward(x, weight, bias, mean, inverse)
-        ctx.clamp, ctx.eps, ctx.has_concat = clamp, statistics[-1], concat is not None
+        ctx.clamp, ctx.eps, ctx.has_concat = clamp, eps, concat is not None
         return y
 
     @staticmethod
@@ -359,12 +312,34 @@ class _BatchNormAct(torch.autograd.Function):
         d_concat = d_y[:, channels:] if ctx.has_concat else None
         d_y = d_y[:, :channels] if ctx.has_concat else d_y
         if torch.is_grad_enabled():
-            leaves = [y if y.requires_grad else y.detach().requires_grad_() for y in (x, weight, bias)]
-            y = F.batch_norm(leaves[0], None, None, leaves[1], leaves[2], training=True, eps=ctx.eps)
             lowest, highest, clamps = ctx.clamp
-            y = F.hardtanh(y, lowest, highest) if clamps else y
-            d_x, d_weight, d_bias = torch.autograd.grad(y, leaves, d_y, create_graph=True)
+
+            def call(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+                y = F.batch_norm(x, None, None, weight, bias, training=True, eps=ctx.eps)
+                return F.hardtanh(y, lowest, highest) if clamps else y
+
+            d_x, d_weight, d_bias = differentiable(call, (x, weight, bias), d_y)
             return d_x, d_concat, d_weight, d_bias, None, None
+        d_y, rows, (lowest, highest, clamps) = _as_rows(d_y), _rows(x), ctx.clamp
+        d_x = empty_grid(x.shape[0], channels, x.shape[2:], True, x.dtype, x.device)
+        blocks = row_blocks(rows, channels, False)
+        align, over, *distances = _aligned(channels, row_distance(x), row_distance(d_y))
+        parts = torch.empty((blocks.programs, 2 * channels), dtype=torch.float32, device=x.device)
         with on_device(x):
-            d_x, sums = _backward(x, _as_rows(d_y), mean, inverse, weight, bias, ctx.clamp)
-        return d_x, d_concat, sums[1], sums[0], None, None
+            launch(
+                gradient_sums_kernel, (blocks.programs * blocks.channel_blocks,),
+                (x, d_y, parts, mean, inverse, weight, bias),
+                (rows, *distances, blocks.per_program, lowest, highest, over, blocks.channel_blocks),
+                blocks.rows, blocks.channels, clamps, align,
+                num_warps=blocks.warps,
+            )  # fmt: skip
+            sums = sum_parts(parts, torch.float32, at_once=128)
+            blocks = row_blocks(rows, channels, True)
+            launch(
+                input_gradient_kernel, (blocks.programs * blocks.channel_blocks,),
+                (x, d_y, sums, mean, inverse, weight, bias, d_x),
+                (rows, *distances, over, blocks.per_program, lowest, highest, over, blocks.channel_blocks),
+                blocks.rows, blocks.channels, clamps, align,
+                num_warps=blocks.warps,
+            )  # fmt: skip
+        return d_x, d_concat, sums[channels:], sums[:channels], None, None

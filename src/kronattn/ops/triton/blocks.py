@@ -7,6 +7,7 @@ side.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
+# ruff: noqa: RET505 (a kernel's compile-time branches must both be branches)
 from __future__ import annotations
 
 import os
@@ -139,10 +140,16 @@ def load_positions(
 
 
 @triton.jit
-def load_tokens(tokens, b_s, b_d, count, C: tl.constexpr, D: tl.constexpr, DT: tl.constexpr):
-    """A (tokens, channels) tile of one head in dtype DT; zero past the end."""
-    b_mask = (b_s < count)[:, None] & (b_d < D)[None, :]
-    return tl.load(tokens + token_offsets(b_s, b_d, C), mask=b_mask, other=0.0).to(DT)
+def load_tokens(
+    tokens, b_s, b_d, count, C: tl.constexpr, D: tl.constexpr, DT: tl.constexpr, EVEN: tl.constexpr = False
+):  # fmt: skip
+    """A (tokens, channels) tile of one head in dtype DT; zero past the end. With EVEN there are as many tokens: where
+    channels come out even too, nothing is masked."""
+    p_tokens = tokens + token_offsets(b_s, b_d, C)
+    if EVEN and b_d.shape[0] == D:
+        return tl.load(p_tokens).to(DT)
+    else:
+        return tl.load(p_tokens, mask=(b_s < count)[:, None] & (b_d < D)[None, :], other=0.0).to(DT)
 
 
 def parts_like(splits: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -151,27 +158,34 @@ def parts_like(splits: int, count: int, dtype: torch.dtype, device: torch.device
 
 
 @triton.jit
-def sum_parts_kernel(parts, addend, output, splits, count, HAS_ADDEND: tl.constexpr, BLOCK: tl.constexpr):
+def sum_parts_kernel(
+    parts, addend, output, splits, count, HAS_ADDEND: tl.constexpr, BP: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     b_i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    b_mask = b_i < count
-    b_sum = tl.zeros([BLOCK], tl.float32)
-    p_part = parts + b_i
-    for _ in range(splits):
-        b_sum += tl.load(p_part, mask=b_mask, other=0.0).to(tl.float32)
-        p_part += count
+    b_in = b_i < count
+    b_parts = tl.zeros([BP, BLOCK], tl.float32)
+    for start in range(0, splits, BP):
+        b_p = start + tl.arange(0, BP)
+        p_part = parts + b_p.to(tl.int64)[:, None] * count + b_i[None, :]
+        b_parts += tl.load(p_part, mask=(b_p < splits)[:, None] & b_in[None, :], other=0.0).to(tl.float32)
+    b_sum = tl.sum(b_parts, axis=0)
     if HAS_ADDEND:
-        b_sum += tl.load(addend + b_i, mask=b_mask, other=0.0).to(tl.float32)
-    tl.store(output + b_i, b_sum.to(output.dtype.element_ty), mask=b_mask)
+        b_sum += tl.load(addend + b_i, mask=b_in, other=0.0).to(tl.float32)
+    tl.store(output + b_i, b_sum.to(output.dtype.element_ty), mask=b_in)
 
 
-def sum_parts(parts: Tensor, dtype: torch.dtype, addend: Tensor | None = None) -> Tensor:
-    """(splits, count) parts added up in a fixed order, plus a contiguous ``addend`` of as many elements."""
+def sum_parts(parts: Tensor, dtype: torch.dtype, addend: Tensor | None = None, *, at_once: int = 1) -> Tensor:
+    """(splits, count) parts added up in a fixed order, plus a contiguous ``addend`` of as many elements.
+
+    A program adds up one part after the other, or where they are many so many ``at_once``, of fewer elements.
+    """
     splits, count = parts.shape
     if splits == 1 and addend is None and parts.dtype == dtype:
         return parts[0]
     output = torch.empty((count,), dtype=dtype, device=parts.device)
     tensors = parts, parts if addend is None else addend, output
-    launch(sum_parts_kernel, (ceil_div(count, 1024),), tensors, (splits, count), addend is not None, 1024)
+    block = max(32, 1024 // at_once)
+    launch(sum_parts_kernel, (ceil_div(count, block),), tensors, (splits, count), addend is not None, at_once, block)
     return output
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 __all__ = [
     "Strides",
     "alignment",
+    "dense_strides",
     "empty_grid",
     "empty_like_grid",
     "flat",
@@ -114,9 +115,17 @@ def empty_grid(
     return torch.empty_strided((batch, channels, *grid), (whole, 1, *reversed(strides)), dtype=dtype, device=device)
 
 
-def empty_like_grid(x: Tensor, channels: int, channels_last: bool, dtype: torch.dtype | None = None) -> Tensor:
-    """Uninitialised (N, channels, *grid) with ``x``'s batch and grid, in ``dtype`` or ``x``'s own."""
-    return empty_grid(x.shape[0], channels, x.shape[2:], channels_last, dtype or x.dtype, x.device)
+def empty_like_grid(x: Tensor, channels: int, channels_last: bool) -> Tensor:
+    """Uninitialised (N, channels, *grid) with ``x``'s batch, grid and dtype."""
+    return empty_grid(x.shape[0], channels, x.shape[2:], channels_last, x.dtype, x.device)
+
+
+def dense_strides(x: Tensor, channels_last: bool) -> Strides:
+    """Of what :func:`empty_grid` made: they need not be found out."""
+    channels, positions = x.shape[1], math.prod(x.shape[2:])
+    if channels_last:
+        return Strides(channels * positions, 1, channels, True)
+    return Strides(channels * positions, positions, 1, False)
 
 
 def rows_and_width(grid: Sequence[int]) -> tuple[int, int]:

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kronattn.ops.triton.attend import attend_arguments
 from kronattn.ops.triton.blocks import (
-    TRITON_DTYPES,
     grid_offsets,
     head_of_grid,
     head_of_tokens,
@@ -28,8 +28,8 @@ from kronattn.ops.triton.blocks import (
     sum_parts,
     token_offsets,
 )  # fmt: skip
-from kronattn.ops.triton.layout import alignment, empty_like_grid, flat
-from kronattn.ops.triton.tuning import AttendBlocks, attend_backward_blocks, ceil_div, dot_precision
+from kronattn.ops.triton.layout import alignment, dense_strides, empty_like_grid, flat
+from kronattn.ops.triton.tuning import AttendBlocks, ceil_div
 
 __all__ = ["finish_moments", "moments_backward", "moments_forward", "slope_and_level"]
 
@@ -37,7 +37,7 @@ __all__ = ["finish_moments", "moments_backward", "moments_forward", "slope_and_l
 @triton.jit
 def moments_kernel(
     query, keys, parts, q_n, q_c, q_p, positions, key_count, splits, per_split,
-    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    H: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     Q_LAST: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """``parts`` is (splits, N, H, key blocks, 4): how many coefficients, Σ (E - e), Σ (E - e)², e."""
@@ -71,6 +71,17 @@ def moments_kernel(
 
 
 @triton.jit
+def load_parts(parts, b_part, head, count, key_blocks, H: tl.constexpr):
+    """How many coefficients, Σ (E - e), Σ (E - e)² and e of some of a head's ``count`` parts; zero past the end."""
+    p_part = parts + ((b_part // key_blocks * H + head) * key_blocks + b_part % key_blocks) * 4
+    b_in = b_part < count
+    b_members = tl.load(p_part, mask=b_in, other=0.0)
+    b_sum = tl.load(p_part + 1, mask=b_in, other=0.0)
+    b_squares = tl.load(p_part + 2, mask=b_in, other=0.0)
+    return b_members, b_sum, b_squares, tl.load(p_part + 3, mask=b_in, other=0.0)
+
+
+@triton.jit
 def finish_moments_kernel(
     parts, mean, squares, count, key_blocks, members, H: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -79,21 +90,15 @@ def finish_moments_kernel(
     b_i = tl.arange(0, BLOCK)
     b_total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, count, BLOCK):
-        b_part = start + b_i
-        b_in = b_part < count
-        p_part = parts + ((b_part // key_blocks * H + head) * key_blocks + b_part % key_blocks) * 4
-        b_members = tl.load(p_part, mask=b_in, other=0.0)
-        b_total += tl.load(p_part + 1, mask=b_in, other=0.0) + b_members * tl.load(p_part + 3, mask=b_in, other=0.0)
+        b_members, b_sum, _, b_centre = load_parts(parts, start + b_i, head, count, key_blocks, H)
+        b_total += b_sum + b_members * b_centre
     average = tl.sum(b_total, axis=0) / members
     b_total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, count, BLOCK):
-        b_part = start + b_i
-        b_in = b_part < count
-        p_part = parts + ((b_part // key_blocks * H + head) * key_blocks + b_part % key_blocks) * 4
-        b_members = tl.load(p_part, mask=b_in, other=0.0)
-        b_off = tl.load(p_part + 3, mask=b_in, other=0.0) - average
-        b_total += tl.load(p_part + 2, mask=b_in, other=0.0)
-        b_total += tl.where(b_in, b_off * (2.0 * tl.load(p_part + 1, mask=b_in, other=0.0) + b_members * b_off), 0.0)
+        b_members, b_sum, b_squares, b_centre = load_parts(parts, start + b_i, head, count, key_blocks, H)
+        b_off = b_centre - average
+        b_total += b_squares
+        b_total += b_off * (2.0 * b_sum + b_members * b_off)
     tl.store(mean + head, average)
     tl.store(squares + head, tl.sum(b_total, axis=0))
 
@@ -112,7 +117,7 @@ def slope_and_level(mean, d_mean, d_squares, head, members, HAS_D_MEAN: tl.const
 def moments_backward_query_kernel(
     query, keys, mean, d_mean, d_squares, d_query, output, q_n, q_c, q_p, dq_n, dq_c, dq_p, o_n, o_c, o_p,
     positions, key_count, splits, per_split, members,
-    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    H: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     HAS_D_MEAN: tl.constexpr, HAS_D_QUERY: tl.constexpr, Q_LAST: tl.constexpr, DQ_LAST: tl.constexpr,
     O_LAST: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
@@ -145,7 +150,7 @@ def moments_backward_query_kernel(
 @triton.jit
 def moments_backward_keys_kernel(
     query, keys, mean, d_mean, d_squares, d_keys, q_n, q_c, q_p, positions, key_count, splits, per_split, members,
-    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    H: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     HAS_D_MEAN: tl.constexpr, Q_LAST: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """``d_keys`` is (splits, N, S, C): (slope·E + level)ᵀ·Q over a range of queries."""
@@ -171,30 +176,22 @@ def moments_forward(
 ) -> tuple[Tensor, Tensor]:
     """Mean, and squared deviations from it, of the coefficients KᵀQ of each head over the batch.
 
-    Args:
-        query: (N, C, *grid).
-        keys: (N, S, C), contiguous.
-        blocks: chosen by the sizes unless they are given.
-
-    Returns:
-        Two (num_heads,) tensors in float32.
+    ``query`` is (N, C, *grid), ``keys`` are (N, S, C), contiguous; both results are (num_heads,) in float32.
     """
     query, strides = flat(query)
-    batch, key_count, channels = keys.shape
-    head = channels // num_heads
-    positions = query.numel() // (batch * channels)
-    blocks = blocks or attend_backward_blocks(batch * num_heads, head, head, positions, key_count, query.element_size())
+    blocks, heads, ranges, sizes, numbers = attend_arguments(
+        query.shape, keys.shape, keys.shape, num_heads, query.dtype, blocks, True
+    )
     align = alignment(strides)
+    positions, key_count = ranges[:2]
     key_blocks = ceil_div(key_count, blocks.keys)
-    parts = torch.empty((blocks.splits, batch, num_heads, key_blocks, 4), dtype=torch.float32, device=query.device)
+    parts = torch.empty((blocks.splits, heads, key_blocks, 4), dtype=torch.float32, device=query.device)
     launch(
-        moments_kernel, (batch * num_heads * blocks.splits, key_blocks),
-        (query, keys, parts), (*strides.over(align), positions, key_count, blocks.splits, blocks.per_split),
-        num_heads, head, blocks.positions, blocks.keys, blocks.channels,
-        strides.channels_last, align, dot_precision(query.dtype), TRITON_DTYPES[query.dtype],
+        moments_kernel, (heads * blocks.splits, key_blocks), (query, keys, parts), (*strides.over(align), *ranges),
+        *sizes[:5], strides.channels_last, align, *numbers,
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
-    return finish_moments(parts, num_heads, key_blocks, float(batch * positions * key_count))
+    return finish_moments(parts, num_heads, key_blocks, float(heads // num_heads * positions * key_count))
 
 
 def finish_moments(parts: Tensor, num_heads: int, key_blocks: int, members: float) -> tuple[Tensor, Tensor]:
@@ -232,32 +229,29 @@ def moments_backward(
         d_query plus what comes through the moments, like query; d_keys plus that, like keys.
     """
     query, q_strides = flat(query)
-    batch, key_count, channels = keys.shape
-    head = channels // num_heads
-    positions = query.numel() // (batch * channels)
-    output = empty_like_grid(query, channels, q_strides.channels_last)
-    _, o_strides = flat(output)
+    output = empty_like_grid(query, query.shape[1], q_strides.channels_last)
+    o_strides = dense_strides(output, q_strides.channels_last)
     has_d_mean, has_d_query = d_mean is not None, d_query is not None
     d_mean = d_squares if d_mean is None else d_mean
     d_query, dq_strides = (output, o_strides) if d_query is None else flat(d_query)
     align = alignment(q_strides, dq_strides, o_strides)
-    blocks = blocks or attend_backward_blocks(batch * num_heads, head, head, positions, key_count, query.element_size())
+    blocks, heads, ranges, sizes, numbers = attend_arguments(
+        query.shape, keys.shape, keys.shape, num_heads, query.dtype, blocks, True
+    )
+    positions, key_count = ranges[:2]
+    members = float(heads // num_heads * positions * key_count)
     parts = parts_like(blocks.splits, keys.numel(), keys.dtype, query.device)
-    ranges = positions, key_count, blocks.splits, blocks.per_split, float(batch * positions * key_count)
-    sizes = num_heads, head, blocks.positions, blocks.keys, blocks.channels, has_d_mean
-    numbers = align, dot_precision(query.dtype), TRITON_DTYPES[query.dtype]
-    programs = batch * num_heads * blocks.splits
+    options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
     launch(
-        moments_backward_query_kernel, (programs,),
+        moments_backward_query_kernel, (heads * blocks.splits,),
         (query, keys, mean, d_mean, d_squares, d_query, output),
-        (*q_strides.over(align), *dq_strides.over(align), *o_strides.over(align), *ranges), *sizes, has_d_query,
-        q_strides.channels_last, dq_strides.channels_last, o_strides.channels_last, *numbers,
-        num_warps=blocks.warps, num_stages=blocks.stages,
+        (*q_strides.over(align), *dq_strides.over(align), *o_strides.over(align), *ranges, members),
+        *sizes[:5], has_d_mean, has_d_query, q_strides.channels_last, dq_strides.channels_last,
+        o_strides.channels_last, align, *numbers, **options,
     )  # fmt: skip
     launch(
-        moments_backward_keys_kernel, (programs, ceil_div(key_count, blocks.keys)),
-        (query, keys, mean, d_mean, d_squares, parts), (*q_strides.over(align), *ranges), *sizes,
-        q_strides.channels_last, *numbers,
-        num_warps=blocks.warps, num_stages=blocks.stages,
+        moments_backward_keys_kernel, (heads * blocks.splits, ceil_div(key_count, blocks.keys)),
+        (query, keys, mean, d_mean, d_squares, parts), (*q_strides.over(align), *ranges, members),
+        *sizes[:5], has_d_mean, q_strides.channels_last, align, *numbers, **options,
     )  # fmt: skip
     return output, sum_parts(parts, keys.dtype, d_keys).view(keys.shape)

@@ -26,17 +26,13 @@ from torch.utils.flop_counter import register_flop_formula
 from kronattn.ops import grid as torch_grid
 from kronattn.ops import torch_backend
 from kronattn.ops.coefficients import Moments
-from kronattn.ops.triton.attend import attend_forward
-from kronattn.ops.triton.attend_backward import attend_backward
-from kronattn.ops.triton.coefficient_norm import normalise_backward, normalise_forward
+from kronattn.ops.triton.attend import attend_backward, attend_forward
 from kronattn.ops.triton.layout import empty_grid, empty_like_grid, is_channels_last, on_device, rows_and_width
 from kronattn.ops.triton.moments import moments_backward, moments_forward
 from kronattn.ops.triton.outer import mean_once_forward, outer_sum_forward
 from kronattn.ops.triton.pool import pool_forward
 
-__all__ = [
-    "count_mean_once", "differentiable", "moments", "normalise", "pool", "records", "spread", "spread_tokens"
-]  # fmt: skip
+__all__ = ["differentiable", "moments", "pool", "records", "spread", "spread_tokens"]
 
 
 def pool(x: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -48,11 +44,10 @@ def pool(x: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]
     if x.dim() == 3:
         return x.transpose(1, 2).to(dtype), x
     if x.dim() > 4:
-        tokens, x = pool(x.flatten(2, -2), torch.float32)[0], x
-        width = x.shape[-1]
+        tokens, width = pool(x.flatten(2, -2), torch.float32)[0], x.shape[-1]
         rest = torch_grid.wide_averages(tokens[:, width:].transpose(1, 2).unflatten(2, x.shape[2:-1]))
         return torch.cat([tokens[:, :width], rest.transpose(1, 2)], dim=1).to(dtype), x
-    return _Pool.apply(x, dtype) if records(x) else (_pool(x, True, dtype), x)
+    return _tokens(x, True, dtype)
 
 
 def spread(
@@ -86,7 +81,7 @@ def _in_dtype(tokens: Tensor, dtype: torch.dtype) -> Tensor:
 
 def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = None, mean_once: bool = False) -> Tensor:
     """The last stage of KAO_QKV, as :func:`kronattn.ops.torch_backend.spread_tokens`; of two axes also of tokens after
-    :func:`count_mean_once`."""
+    :func:`kronattn.ops.torch_backend.count_mean_once`."""
     grid = like.shape[2:]
     if len(grid) == 1:
         return torch_backend.spread_tokens(tokens, like, residual=residual)
@@ -95,13 +90,7 @@ def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = Non
         width = grid[-1]
         rows = torch_grid.outer_sum(tokens[:, width:].transpose(1, 2), grid[:-1]).flatten(2)
         tokens = torch.cat([tokens[:, :width], rows.transpose(1, 2)], dim=1)
-    inputs = tokens.contiguous(), residual, grid, is_channels_last(like), like.dtype, False, mean_once
-    return _SpreadTokens.apply(*inputs) if records(tokens, residual) else _outer_sum(*inputs)
-
-
-def count_mean_once(tokens: Tensor, grid: Sequence[int]) -> Tensor:
-    """(N, sum(grid), C) tokens of a grid of two axes, as :func:`kronattn.ops.stages.count_mean_once`."""
-    return _CountMeanOnce.apply(tokens, *grid) if records(tokens) else _mean_once(tokens.contiguous(), *grid)
+    return _spread_out(tokens, residual, grid, is_channels_last(like), like.dtype, False, mean_once)
 
 
 def moments(query: Tensor, keys: Tensor, *, num_heads: int = 1) -> tuple[Moments, Tensor, Tensor]:
@@ -115,48 +104,33 @@ def moments(query: Tensor, keys: Tensor, *, num_heads: int = 1) -> tuple[Moments
     return Moments(members, mean, squares), query, keys
 
 
-def normalise(
-    x: Tensor, weight: Tensor, moments: Moments | None, running: tuple[Tensor, Tensor, Tensor], *,
-    eps: float, momentum: float, num_heads: int,
-) -> Tensor:  # fmt: skip
-    """(N, S, C) keys with the norm of the coefficients multiplied in.
-
-    No operator of PyTorch's, because it changes the ``running`` mean, variance and number of batches: for eager code
-    alone. The compiler makes one kernel of the norm's arithmetic by itself.
-    """
-    if moments is None:
-        with on_device(x):
-            return normalise_forward(x.contiguous(), weight, None, running, eps, momentum, num_heads)[0]
-    return _Normalise.apply(
-        x, moments.squares, weight, moments.mean, moments.members, running, eps, momentum, num_heads
-    )
-
-
 def records(*tensors: Tensor | None) -> bool:
     """Whether autograd records what is done to any of the tensors."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
+def _tokens(x: Tensor, mean: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Averages or sums, and ``x`` to go on with."""
+    return _Pool.apply(x, mean, dtype) if records(x) else (_pool(x, mean, dtype), x)
+
+
+def _spread_out(tokens: Tensor, residual: Tensor | None, *how: Any) -> Tensor:
+    """The outer sum of tokens, and a residual. It is the averages' (or sums') gradient, and they are its."""
+    inputs = tokens.contiguous(), residual, *how
+    return _SpreadTokens.apply(*inputs) if records(tokens, residual) else _outer_sum(*inputs)
+
+
 class _Pool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        ctx.like = x.shape, is_channels_last(x), x.dtype
+    def forward(ctx: Any, x: Tensor, mean: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        ctx.how = x.shape[2:], is_channels_last(x), x.dtype, mean
         # KAO_QKV reads nothing but the tokens: then there is nothing to add to.
         ctx.set_materialize_grads(False)
-        return _pool(x, True, dtype), x.view_as(x)
+        return _pool(x, mean, dtype), x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, d_tokens: Tensor | None, d_x: Tensor | None) -> tuple[Tensor | None, None]:
-        if d_tokens is None:
-            return d_x, None
-        shape, channels_last, dtype = ctx.like
-        height, width = rows_and_width(shape[2:])
-        if torch.is_grad_enabled():
-            d_tokens = torch.cat([d_tokens[:, :width] / height, d_tokens[:, width:] / width], dim=1)
-            spread = torch_grid.outer_sum(d_tokens.transpose(1, 2), (height, width))
-            spread = spread.to(dtype).view(shape)
-            return spread if d_x is None else d_x + spread, None
-        return _outer_sum(d_tokens.contiguous(), d_x, shape[2:], channels_last, dtype, True), None
+    def backward(ctx: Any, d_tokens: Tensor | None, d_x: Tensor | None) -> tuple[Tensor | None, None, None]:
+        return d_x if d_tokens is None else _spread_out(d_tokens, d_x, *ctx.how), None, None
 
 
 class _Spread(torch.autograd.Function):
@@ -177,11 +151,11 @@ class _Spread(torch.autograd.Function):
         if torch.is_grad_enabled():
 
             def call(query: Tensor, keys: Tensor, values: Tensor, key_bias: Tensor | None) -> Tensor:
-                y = torch_backend.spread(query, keys, values, num_heads=ctx.num_heads, key_bias=key_bias)
-                return y + query if ctx.itself else y
+                residual = query if ctx.itself else None
+                options: Any = {"num_heads": ctx.num_heads, "key_bias": key_bias, "residual": residual}
+                return torch_backend.spread(query, keys, values, **options)
 
-            inputs = query, keys, values, key_bias
-            return *differentiable(call, inputs, d_y), d_residual, None, None
+            return *differentiable(call, (query, keys, values, key_bias), d_y), d_residual, None, None
         dtype = keys.dtype if keys.dtype == values.dtype else torch.float32
         d_query, d_tokens, d_bias = _attend_backward(query, d_y, *read, ctx.num_heads, dtype, ctx.itself)
         d_keys, d_values = d_tokens.split((keys.numel(), values.numel()))
@@ -194,21 +168,20 @@ class _SpreadTokens(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, tokens: Tensor, residual: Tensor | None, grid: Sequence[int], channels_last: bool,
-        dtype: torch.dtype, of_averages: bool, mean_once: bool,
+        dtype: torch.dtype, of_averages: bool, mean_once: bool = False,
     ) -> Tensor:  # fmt: skip
-        ctx.grid, ctx.mean_once, ctx.dtype, ctx.has_residual = grid, mean_once, tokens.dtype, residual is not None
+        ctx.how, ctx.has_residual = (of_averages, tokens.dtype), residual is not None
+        ctx.grid = grid if mean_once else None
         return _outer_sum(tokens, residual, grid, channels_last, dtype, of_averages, mean_once)
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> tuple[Any, ...]:
-        height, width = rows_and_width(ctx.grid)
-        if torch.is_grad_enabled():
-            means = torch_grid.wide_averages(d_y.reshape(*d_y.shape[:2], height, width)).transpose(1, 2)
-            sums = torch.cat([means[:, :width] * height, means[:, width:] * width], dim=1).to(ctx.dtype)
-        else:
-            sums = _pool(d_y, False, ctx.dtype)
-        sums = count_mean_once(sums, ctx.grid) if ctx.mean_once else sums
-        return sums, d_y if ctx.has_residual else None, None, None, None, None, None
+        d_tokens, _ = _tokens(d_y, *ctx.how)
+        if ctx.grid is not None:
+            # Counting the mean once is a symmetric map: its gradient is the map itself.
+            again = torch_backend.count_mean_once if records(d_tokens) else _mean_once
+            d_tokens = again(d_tokens, ctx.grid)
+        return d_tokens, d_y if ctx.has_residual else None, None, None, None, None, None
 
 
 class _Moments(torch.autograd.Function):
@@ -244,46 +217,6 @@ class _Moments(torch.autograd.Function):
         return d_query, d_keys.to(keys.dtype), None
 
 
-class _CountMeanOnce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tokens: Tensor, height: int, width: int) -> Tensor:
-        ctx.grid = height, width
-        return _mean_once(tokens.contiguous(), height, width)
-
-    @staticmethod
-    def backward(ctx: Any, d_tokens: Tensor) -> tuple[Tensor, None, None]:
-        # A symmetric map: its gradient is the map itself.
-        return count_mean_once(d_tokens, ctx.grid), None, None
-
-
-class _Normalise(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, squares: Tensor, weight: Tensor, mean: Tensor, members: int,
-        running: tuple[Tensor, Tensor, Tensor], eps: float, momentum: float, num_heads: int,
-    ) -> Tensor:  # fmt: skip
-        read = x.contiguous()
-        with on_device(x):
-            y, inverse = normalise_forward(read, weight, (mean, squares, members), running, eps, momentum, num_heads)
-        ctx.save_for_backward(x, squares, weight, read, inverse)
-        ctx.members, ctx.eps, ctx.num_heads = members, eps, num_heads
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, d_y: Tensor) -> tuple[Any, ...]:
-        x, squares, weight, read, inverse = ctx.saved_tensors
-        if torch.is_grad_enabled():
-
-            def call(x: Tensor, squares: Tensor, weight: Tensor) -> Tensor:
-                scale = torch.rsqrt(squares / ctx.members + ctx.eps) * weight
-                return torch_backend.scaled(x, scale, ctx.num_heads).to(x.dtype)
-
-            return *differentiable(call, (x, squares, weight), d_y), None, None, None, None, None, None
-        with on_device(x):
-            gradients = normalise_backward(read, d_y.contiguous(), weight, inverse, ctx.members, ctx.num_heads)
-        return *gradients, None, None, None, None, None, None
-
-
 def differentiable(call: Callable[..., Tensor], inputs: Sequence[Any], d_y: Tensor | None) -> list[Any]:
     """Gradients of ``call`` that can be differentiated again; None for an input that needs none."""
     # Views, because one input may depend on another: each is to receive its own part alone.
@@ -313,34 +246,18 @@ def _operator(schema: str, launcher: Callable[..., Any], fake: Callable[..., Any
 # Averages (or sums) of (N, C, *grid), read as rows × last axis: (N, last + rows, C).
 _pool = _operator(
     "pool(Tensor x, bool mean, ScalarType dtype) -> Tensor",
-    lambda x, mean, dtype: pool_forward(x, *rows_and_width(x.shape[2:]), mean=mean, dtype=dtype),
+    pool_forward,
     lambda x, mean, dtype: x.new_empty((x.shape[0], sum(rows_and_width(x.shape[2:])), x.shape[1]), dtype=dtype),
 )
 
-
-def _empty_outer_sum(
-    tokens: Tensor, residual: Tensor | None, grid: Sequence[int], channels_last: bool, dtype: torch.dtype, *_: bool
-) -> Tensor:
-    return empty_grid(tokens.shape[0], tokens.shape[2], grid, channels_last, dtype, tokens.device)
-
-
-def _launch_outer_sum(
-    tokens: Tensor, residual: Tensor | None, grid: Sequence[int], channels_last: bool, dtype: torch.dtype,
-    of_averages: bool, mean_once: bool = False,
-) -> Tensor:  # fmt: skip
-    output = _empty_outer_sum(tokens, residual, grid, channels_last, dtype)
-    height, width = rows_and_width(grid)
-    scales = (1 / height, 1 / width) if of_averages else (1.0, 1.0)
-    return outer_sum_forward(tokens, output, height, width, *scales, residual=residual, mean_once=mean_once)
-
-
-# (N, last + rows, C) spread over the grid, plus a residual: (N, C, *grid). With of_averages as the gradient of
-# averages, so divided by the number of positions that each is of; with mean_once after count_mean_once.
+# (N, last + rows, C) spread over the grid, plus a residual: (N, C, *grid).
 _outer_sum = _operator(
     "outer_sum(Tensor tokens, Tensor? residual, SymInt[] grid, bool channels_last, ScalarType dtype, bool of_averages,"
     " bool mean_once=False) -> Tensor",
-    _launch_outer_sum,
-    _empty_outer_sum,
+    outer_sum_forward,
+    lambda tokens, residual, grid, channels_last, dtype, *_: empty_grid(
+        tokens.shape[0], tokens.shape[2], grid, channels_last, dtype, tokens.device
+    ),
 )
 
 # Attention of every position of (N, C, *grid) to (N, S, C) keys with (N, S, P) values: (N, P, *grid).
@@ -355,19 +272,11 @@ def _empty_like(query: Tensor, channels: int) -> Tensor:
     return empty_like_grid(query, channels, is_channels_last(query))
 
 
-def _launch_attend_backward(
-    query: Tensor, d_y: Tensor, keys: Tensor, values: Tensor, key_bias: Tensor | None, num_heads: int,
-    dtype: torch.dtype, add_d_y: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    d_query, d_tokens, d_bias = attend_backward(d_y, query, keys, values, key_bias, num_heads, dtype, add_d_y=add_d_y)
-    return d_query, d_tokens, query.new_empty(0, dtype=torch.float32) if d_bias is None else d_bias
-
-
 # Gradients of the query, of keys and values in one row, and of the bias.
 _attend_backward = _operator(
     "attend_backward(Tensor query, Tensor d_y, Tensor keys, Tensor values, Tensor? key_bias, int num_heads,"
     " ScalarType dtype, bool add_d_y) -> (Tensor, Tensor, Tensor)",
-    _launch_attend_backward,
+    attend_backward,
     lambda query, d_y, keys, values, key_bias, num_heads, dtype, add_d_y: (
         _empty_like(query, query.shape[1]),
         keys.new_empty((keys.numel() + values.numel(),), dtype=dtype),
@@ -377,9 +286,9 @@ _attend_backward = _operator(
 
 # (N, width + height, C) tokens less half of each axis's mean.
 _mean_once = _operator(
-    "mean_once(Tensor tokens, SymInt height, SymInt width) -> Tensor",
+    "mean_once(Tensor tokens, SymInt[] grid) -> Tensor",
     mean_once_forward,
-    lambda tokens, height, width: torch.empty_like(tokens),
+    lambda tokens, grid: torch.empty_like(tokens),
 )
 
 # Mean and squared deviations of each head's coefficients, (num_heads,) each.

@@ -7,13 +7,15 @@ has received already. And what KAO_QKV's tokens give up so that the sum counts t
 # mypy: allow-untyped-defs, allow-incomplete-defs
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kronattn.ops.triton.blocks import grid_offsets, launch, token_offsets
-from kronattn.ops.triton.layout import alignment, flat
+from kronattn.ops.triton.layout import alignment, dense_strides, empty_grid, flat, rows_and_width
 from kronattn.ops.triton.tuning import ceil_div, outer_blocks, power_of_two
 
 __all__ = ["mean_once_forward", "outer_sum_forward"]
@@ -73,43 +75,43 @@ def outer_sum_forward_kernel(
 
 def outer_sum_forward(
     tokens: Tensor,
-    output: Tensor,
-    height: int,
-    width: int,
-    column_scale: float,
-    row_scale: float,
-    *,
-    residual: Tensor | None = None,
+    residual: Tensor | None,
+    grid: Sequence[int],
+    channels_last: bool,
+    dtype: torch.dtype,
+    of_averages: bool,
     mean_once: bool = False,
 ) -> Tensor:
-    """Write columns[w] · column_scale + rows[r] · row_scale (+ residual) to every position of a height × width grid.
+    """Every position's column token plus its row token, plus the residual.
 
     Args:
-        tokens: (N, width + height, C), contiguous.
-        output: (N, C, *grid), to be written.
+        tokens: (N, last + rows, C) of a grid read as rows × its last axis, contiguous.
         residual: (N, C, *grid).
-        mean_once: write what :func:`mean_once_forward` makes of the tokens; scales are one then.
+        channels_last, dtype: of the result.
+        of_averages: as the gradient of averages: tokens are divided by the number of positions that each is of.
+        mean_once: of what :func:`mean_once_forward` makes of the tokens, which are no averages then.
 
     Returns:
-        ``output``.
+        (N, C, *grid).
     """
+    height, width = rows_and_width(grid)
     if mean_once and height + width > _FEW_TOKENS:
-        tokens, mean_once = mean_once_forward(tokens, height, width), False
+        tokens, mean_once = mean_once_forward(tokens, grid), False
+    column_scale, row_scale = (1 / height, 1 / width) if of_averages else (1.0, 1.0)
     batch, _, channels = tokens.shape
-    _, strides = flat(output)
+    output = empty_grid(batch, channels, grid, channels_last, dtype, tokens.device)
+    strides = dense_strides(output, channels_last)
     has_residual = residual is not None
     residual, residual_strides = (output, strides) if residual is None else flat(residual)
-    blocks = outer_blocks(channels, height, width, strides.channels_last)
+    blocks = rows, columns, wide = outer_blocks(channels, height, width, strides.channels_last)
     align = alignment(strides, residual_strides)
-    row_blocks = ceil_div(height, blocks.rows)
-    grid = (batch * row_blocks, ceil_div(width, blocks.width), ceil_div(channels, blocks.channels))
+    row_blocks = ceil_div(height, rows)
     launch(
-        outer_sum_forward_kernel, grid,
+        outer_sum_forward_kernel, (batch * row_blocks, ceil_div(width, columns), ceil_div(channels, wide)),
         (tokens, residual, output),
         (*residual_strides.over(align), *strides.over(align), height, width, row_blocks, column_scale, row_scale),
-        channels, blocks.rows, blocks.width, blocks.channels,
-        strides.channels_last, residual_strides.channels_last, has_residual, align, mean_once,
-        num_warps=blocks.warps,
+        channels, *blocks, strides.channels_last, residual_strides.channels_last, has_residual, align, mean_once,
+        num_warps=8,
     )  # fmt: skip
     return output
 
@@ -133,9 +135,10 @@ def mean_once_kernel(
         tl.store(output + at + token_offsets(b_s, b_c, C), b_tokens.to(output.dtype.element_ty), mask=b_mask)
 
 
-def mean_once_forward(tokens: Tensor, height: int, width: int) -> Tensor:
-    """(N, width + height, C) tokens, contiguous, each axis's less half of its mean. The map is its own transpose."""
+def mean_once_forward(tokens: Tensor, grid: Sequence[int]) -> Tensor:
+    """(N, width + height, C) tokens of two axes, contiguous, each axis's less half of its mean."""
     batch, _, channels = tokens.shape
+    height, width = grid
     output = torch.empty_like(tokens)
     block = min(64, power_of_two(channels))
     launch(

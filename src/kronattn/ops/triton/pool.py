@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kronattn.ops.triton.blocks import grid_offsets, launch, token_offsets
-from kronattn.ops.triton.layout import alignment, flat
+from kronattn.ops.triton.layout import alignment, flat, rows_and_width
 from kronattn.ops.triton.tuning import PoolBlocks, ceil_div, pool_blocks
 
 __all__ = ["pool_forward"]
@@ -45,8 +45,8 @@ def tile_columns(b_x, BR: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, LANE
 
 @triton.jit
 def load_tile(
-    x, first, last, start, b_c, width, stride_p, stride_c, channels,
-    BR: tl.constexpr, BW: tl.constexpr, LANES: tl.constexpr, LAST: tl.constexpr, ALIGN: tl.constexpr,
+    x, first, last, start, b_c, width, stride_p, stride_c,
+    C: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr, LANES: tl.constexpr, LAST: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Rows first to last (at most BR) and columns from start on of one sample: (BW * BR, channels).
 
@@ -57,38 +57,9 @@ def load_tile(
     b_p = tl.arange(0, BW * BR)
     b_r = first + b_p // LANES % BR
     b_w = start + b_p // (BR * LANES) * LANES + b_p % LANES
-    b_mask = ((b_r < last) & (b_w < width))[:, None] & (b_c < channels)[None, :]
+    b_mask = ((b_r < last) & (b_w < width))[:, None] & (b_c < C)[None, :]
     b_offsets = grid_offsets(b_r * width + b_w, b_c, stride_p, stride_c, LAST, ALIGN)
     return tl.load(x + b_offsets, mask=b_mask, other=0.0)
-
-
-@triton.jit
-def sum_strip(
-    x, rows, first, last, start, b_c, width, stride_p, stride_c, row_scale, channels,
-    C: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, LANES: tl.constexpr, LAST: tl.constexpr,
-    ALIGN: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Walk down a strip of one sample: write each row's sum · row_scale, return the columns' sums (BW, BC)."""
-    b_row = tl.arange(0, BR)
-    b_total = tl.zeros([BW * BR, BC], tl.float32)
-    if STAGES == 0:
-        b_next = load_tile(x, first, last, start, b_c, width, stride_p, stride_c, channels, BR, BW, LANES, LAST, ALIGN)
-    for r in tl.range(first, last, BR, num_stages=STAGES):
-        if STAGES == 0:
-            # The next rows are on their way to registers while these are added up.
-            b_x = b_next.to(tl.float32)
-            b_next = load_tile(
-                x, r + BR, last, start, b_c, width, stride_p, stride_c, channels, BR, BW, LANES, LAST, ALIGN
-            )  # fmt: skip
-        else:
-            # Several tiles are on their way to shared memory.
-            b_x = load_tile(x, r, last, start, b_c, width, stride_p, stride_c, channels, BR, BW, LANES, LAST, ALIGN)
-            b_x = b_x.to(tl.float32)
-        b_total += b_x
-        b_sums = tile_sums(b_x, BR, BW, BC, LANES) * row_scale
-        b_store = (r + b_row < last)[:, None] & (b_c < channels)[None, :]
-        tl.store(rows + token_offsets(r + b_row, b_c, C), b_sums.to(rows.dtype.element_ty), mask=b_store)
-    return tile_columns(b_total, BR, BW, BC, LANES)
 
 
 @triton.jit
@@ -98,6 +69,7 @@ def pool_forward_kernel(
     C: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, LANES: tl.constexpr, LAST: tl.constexpr,
     ALIGN: tl.constexpr, STAGES: tl.constexpr, WHOLE_COLUMNS: tl.constexpr, WHOLE_ROWS: tl.constexpr,
 ):  # fmt: skip
+    """Walk down a strip of one sample: write each row's sum as it comes, and the columns' sums at the end."""
     n = (tl.program_id(0) // splits).to(tl.int64)
     split = tl.program_id(0) % splits
     tile = tl.program_id(1)
@@ -107,15 +79,30 @@ def pool_forward_kernel(
     tokens += n * (height + width) * C
     x += n * stride_n * ALIGN
     if WHOLE_ROWS:
-        b_columns = sum_strip(
-            x, tokens + width * C, first, last, tile * BW, b_c, width, stride_p, stride_c, row_scale, C,
-            C, BR, BW, BC, LANES, LAST, ALIGN, STAGES,
-        )  # fmt: skip
+        rows = tokens + width * C
     else:
-        b_columns = sum_strip(
-            x, row_parts + (n * tl.num_programs(1) + tile) * height * C, first, last, tile * BW, b_c, width,
-            stride_p, stride_c, 1.0, C, C, BR, BW, BC, LANES, LAST, ALIGN, STAGES,
-        )  # fmt: skip
+        rows = row_parts + (n * tl.num_programs(1) + tile) * height * C
+        row_scale = 1.0
+    b_row = tl.arange(0, BR)
+    b_total = tl.zeros([BW * BR, BC], tl.float32)
+    if STAGES == 0:
+        b_next = load_tile(x, first, last, tile * BW, b_c, width, stride_p, stride_c, C, BR, BW, LANES, LAST, ALIGN)
+    for r in tl.range(first, last, BR, num_stages=STAGES):
+        if STAGES == 0:
+            # The next rows are on their way to registers while these are added up.
+            b_x = b_next.to(tl.float32)
+            b_next = load_tile(
+                x, r + BR, last, tile * BW, b_c, width, stride_p, stride_c, C, BR, BW, LANES, LAST, ALIGN
+            )  # fmt: skip
+        else:
+            # Several tiles are on their way to shared memory.
+            b_x = load_tile(x, r, last, tile * BW, b_c, width, stride_p, stride_c, C, BR, BW, LANES, LAST, ALIGN)
+            b_x = b_x.to(tl.float32)
+        b_total += b_x
+        b_sums = tile_sums(b_x, BR, BW, BC, LANES) * row_scale
+        b_store = (r + b_row < last)[:, None] & (b_c < C)[None, :]
+        tl.store(rows + token_offsets(r + b_row, b_c, C), b_sums.to(rows.dtype.element_ty), mask=b_store)
+    b_columns = tile_columns(b_total, BR, BW, BC, LANES)
     b_w = tile * BW + tl.arange(0, BW)
     b_store = (b_w < width)[:, None] & (b_c < C)[None, :]
     if WHOLE_COLUMNS:
@@ -154,21 +141,16 @@ def add_parts_kernel(
 
 
 def pool_forward(
-    x: Tensor,
-    height: int,
-    width: int,
-    *,
-    mean: bool = True,
-    dtype: torch.dtype = torch.float32,
-    blocks: PoolBlocks | None = None,
+    x: Tensor, mean: bool = True, dtype: torch.dtype = torch.float32, *, blocks: PoolBlocks | None = None
 ) -> Tensor:
-    """Averages (or sums) of (N, C, *grid), its grid read as height × width, over each of the two axes.
+    """Averages (or sums) of (N, C, *grid), its grid read as rows × its last axis, over each of these two.
 
     ``blocks`` are chosen by the sizes unless they are given.
 
     Returns:
-        (N, width + height, C) in ``dtype``, added up in float32: columns first, then rows.
+        (N, last + rows, C) in ``dtype``, added up in float32: columns first, then rows.
     """
+    height, width = rows_and_width(x.shape[2:])
     x, strides = flat(x)
     batch, channels = x.shape[:2]
     blocks = blocks or pool_blocks(batch, channels, height, width, x.element_size(), strides.channels_last)
@@ -187,7 +169,7 @@ def pool_forward(
         (*strides.over(align), height, width, blocks.splits, blocks.rows_per_split, column_scale, row_scale),
         channels, blocks.rows, blocks.width, blocks.channels, blocks.lanes,
         strides.channels_last, align, blocks.stages, whole_columns, whole_rows,
-        num_warps=blocks.warps, maxnreg=blocks.registers,
+        num_warps=blocks.warps, maxnreg=128,
     )  # fmt: skip
     if not (whole_columns and whole_rows):
         count = (0 if whole_columns else width) + (0 if whole_rows else height)

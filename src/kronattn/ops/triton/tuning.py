@@ -15,7 +15,6 @@ __all__ = [
     "AttendBlocks",
     "PoolBlocks",
     "RowBlocks",
-    "attend_backward_blocks",
     "attend_blocks",
     "ceil_div",
     "dot_precision",
@@ -51,7 +50,6 @@ class PoolBlocks(NamedTuple):
     rows_per_split: int
     lanes: int
     warps: int
-    registers: int | None
     stages: int
 
 
@@ -78,25 +76,16 @@ def pool_blocks(batch: int, channels: int, height: int, width: int, itemsize: in
     lanes = max(1, min(block_width, 32 * (16 // itemsize) // block_channels)) if channels_last else block_width
     stages = 3 if warps == 8 and channels_last and itemsize == 2 else 0
     blocks = block_rows, block_width, block_channels, tiles, channel_blocks
-    return PoolBlocks(*blocks, ceil_div(height, rows_per_split), rows_per_split, lanes, warps, 128, stages)
-
-
-class OuterBlocks(NamedTuple):
-    """Tiles that the outer sum is written in."""
-
-    rows: int
-    width: int
-    channels: int
-    warps: int
+    return PoolBlocks(*blocks, ceil_div(height, rows_per_split), rows_per_split, lanes, warps, stages)
 
 
 @lru_cache(maxsize=1024)
-def outer_blocks(channels: int, height: int, width: int, channels_last: bool) -> OuterBlocks:
-    """A tile of 16,384 elements."""
+def outer_blocks(channels: int, height: int, width: int, channels_last: bool) -> tuple[int, int, int]:
+    """Rows, columns and channels of the tiles that the outer sum is written in, 16,384 elements each."""
     block_channels = _channel_block(channels, 64 if channels_last else 8, 1)
     block_width = min(power_of_two(width), 128 if channels_last else 256)
     block_rows = max(1, min(16384 // (block_width * block_channels), power_of_two(height)))
-    return OuterBlocks(block_rows, block_width, block_channels, 8)
+    return block_rows, block_width, block_channels
 
 
 class AttendBlocks(NamedTuple):
@@ -112,40 +101,28 @@ class AttendBlocks(NamedTuple):
     stages: int
 
 
-@lru_cache(maxsize=1024)
 def attend_blocks(
-    programs: int, head: int, value_head: int, positions: int, key_count: int, itemsize: int
+    programs: int, head: int, value_head: int, positions: int, key_count: int, itemsize: int, backward: bool
 ) -> AttendBlocks:
-    """The forward: sixty-four positions for each group of four warps."""
+    """Up to sixty-four positions at a time; in the backward, and for moments, fewer where channels are many, since more
+    of them are held at once."""
     channels, value_channels = _dot_block(head), _dot_block(value_head)
     widest = max(channels, value_channels) * itemsize // 2
     keys = _dot_block(key_count)
-    if keys > _MOST_KEYS or keys * widest > 16384:
+    # All keys at once in float32 take twice the shared memory in the backward: 128 of 64 channels do not fit.
+    if keys > _MOST_KEYS or keys * widest > (32768 // itemsize if backward else 16384):
         # Blocks that are walked through are smaller: they hold the running sums besides.
         keys = max(16, min(keys, _MOST_KEYS // 2, 8192 // widest))
-    block = min(_dot_block(positions), 64, max(16, 8192 // widest))
-    enough = _ENOUGH_PROGRAMS if key_count <= keys else positions * programs
+    block = min(_dot_block(positions), 64, max(16, (4096 if backward else 8192) // widest))
+    one_block, enough = key_count <= keys, _ENOUGH_PROGRAMS
+    if backward:
+        enough = enough if one_block else enough // 2
+        warps = 8 if keys * widest > 8192 else 4
+        stages = 3 if widest <= 64 and not one_block else 1
+    else:
+        enough = enough if one_block else positions * programs
+        warps, stages = 4, 3 if widest <= 128 else 2
     splits, per_split = _ranges(programs, positions, block, enough)
-    return AttendBlocks(block, keys, channels, value_channels, splits, per_split, 4, 3 if widest <= 128 else 2)
-
-
-@lru_cache(maxsize=1024)
-def attend_backward_blocks(
-    programs: int, head: int, value_head: int, positions: int, key_count: int, itemsize: int
-) -> AttendBlocks:
-    """The backward, and the moments: smaller blocks where channels are many, since more of them are held at once."""
-    channels, value_channels = _dot_block(head), _dot_block(value_head)
-    widest = max(channels, value_channels) * itemsize // 2
-    keys = _dot_block(key_count)
-    # All keys at once in float32 take twice the shared memory: 128 of 64 channels do not fit.
-    if keys > _MOST_KEYS or keys * widest > 32768 // itemsize:
-        keys = max(16, min(keys, _MOST_KEYS // 2, 8192 // widest))
-    block = min(_dot_block(positions), 64, max(16, 4096 // widest))
-    one_block = key_count <= keys
-    enough = _ENOUGH_PROGRAMS if one_block else _ENOUGH_PROGRAMS // 2
-    splits, per_split = _ranges(programs, positions, block, enough)
-    warps = 8 if keys * widest > 8192 else 4
-    stages = 3 if widest <= 64 and not one_block else 1
     return AttendBlocks(block, keys, channels, value_channels, splits, per_split, warps, stages)
 
 

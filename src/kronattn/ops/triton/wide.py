@@ -15,16 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kronattn.ops import matrix_products, torch_backend
+from kronattn.ops import matrix_products
 from kronattn.ops.coefficients import Moments
 from kronattn.ops.triton.blocks import launch
-from kronattn.ops.triton.coefficient_norm import coefficient_scale, finish_normalise_backward
 from kronattn.ops.triton.layout import on_device
 from kronattn.ops.triton.moments import finish_moments, slope_and_level
 from kronattn.ops.triton.operators import differentiable, records
 from kronattn.ops.triton.tuning import ceil_div, power_of_two
 
-__all__ = ["centred", "moments", "normalised_softmax"]
+__all__ = ["centred", "moments"]
 
 # Elements of a program's tile, and programs that read a whole matrix.
 _TILE = 4096
@@ -40,16 +39,6 @@ def moments(matrix: Tensor, count: int) -> tuple[Moments, Tensor]:
     """As :func:`kronattn.ops.matrix_products.moments`."""
     mean, squares, matrix = _Moments.apply(matrix, count)
     return Moments(matrix.shape[0] * matrix.shape[1] * count, mean, squares), matrix
-
-
-def normalised_softmax(
-    matrix: Tensor, count: int, weight: Tensor, moments: Moments | None, running: tuple[Tensor, Tensor, Tensor], *,
-    eps: float, momentum: float,
-) -> Tensor:  # fmt: skip
-    """(N, m, count): the softmax of coefficients times their norm, whose ``running`` statistics it changes."""
-    if moments is None:
-        return _softmax(matrix, weight, None, weight, 1, running, eps, momentum, count)[0][..., :count]
-    return _Softmax.apply(matrix, weight, moments.squares, moments.mean, moments.members, running, eps, momentum, count)
 
 
 @triton.jit
@@ -82,10 +71,10 @@ def centre_kernel(
 
 
 @triton.jit
-def load_matrix_rows(matrix, b_r, last, b_k, stride, width):
+def load_matrix_rows(matrix, b_r, last, b_k, width):
     """(rows, columns) in float32; zero past the end."""
     b_mask = (b_r < last)[:, None] & (b_k < width)[None, :]
-    return tl.load(matrix + b_r[:, None] * stride + b_k[None, :], mask=b_mask, other=0.0).to(tl.float32)
+    return tl.load(matrix + b_r[:, None] * width + b_k[None, :], mask=b_mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -100,7 +89,7 @@ def matrix_moments_kernel(matrix, parts, rows, per_program, count, M: tl.constex
     b_squares = tl.zeros([BR], tl.float32)
     for start in range(0, per_program, BR):
         b_r = first + start + tl.arange(0, BR)
-        b_e = load_matrix_rows(matrix, b_r, last, b_k, M, M)
+        b_e = load_matrix_rows(matrix, b_r, last, b_k, M)
         b_own = tl.where((b_k < count)[None, :], b_e, 0.0)
         b_shared = tl.sum(tl.where((b_k == count)[None, :], b_e, 0.0), axis=1) - centre
         b_shared = tl.where(b_r < last, b_shared, 0.0)
@@ -122,48 +111,11 @@ def matrix_moments_backward_kernel(
     b_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     b_k = tl.arange(0, BK)
     slope, level = slope_and_level(mean, d_mean, d_squares, 0, members, HAS_D_MEAN)
-    b_e = load_matrix_rows(matrix, b_r, rows, b_k, M, M)
+    b_e = load_matrix_rows(matrix, b_r, rows, b_k, M)
     b_shared = tl.where((b_k == count)[None, :], (b_e * slope + level) * count, 0.0)
     b_d = tl.where((b_k < count)[None, :], b_e * slope, b_shared)
     if HAS_D_MATRIX:
-        b_d += load_matrix_rows(d_matrix, b_r, rows, b_k, M, M)
-    b_mask = (b_r < rows)[:, None] & (b_k < M)[None, :]
-    tl.store(output + b_r[:, None] * M + b_k[None, :], b_d.to(output.dtype.element_ty), mask=b_mask)
-
-
-@triton.jit
-def softmax_kernel(
-    matrix, weight, mean, squares, running_mean, running_var, batches, inverse, output,
-    rows, count, members, eps, momentum,
-    M: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, BATCH: tl.constexpr,
-):  # fmt: skip
-    b_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
-    b_k = tl.arange(0, BK)
-    scale = coefficient_scale(
-        weight, mean, squares, running_mean, running_var, batches, inverse, 0, members, eps, momentum, BATCH
-    )  # fmt: skip
-    b_e = load_matrix_rows(matrix, b_r, rows, b_k, M, M) * scale
-    b_e = tl.where((b_k < count)[None, :], b_e, float("-inf"))
-    b_a = tl.exp(b_e - tl.max(b_e, axis=1)[:, None])
-    b_a = b_a / tl.sum(b_a, axis=1)[:, None]
-    b_mask = (b_r < rows)[:, None] & (b_k < M)[None, :]
-    tl.store(output + b_r[:, None] * M + b_k[None, :], b_a.to(output.dtype.element_ty), mask=b_mask)
-
-
-@triton.jit
-def softmax_backward_kernel(
-    softmax, d_softmax, matrix, weight, inverse, parts, output, rows, count,
-    M: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """The gradient of the coefficients, and each program's part of the scale's."""
-    b_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
-    b_k = tl.arange(0, BK)
-    b_a = load_matrix_rows(softmax, b_r, rows, b_k, M, M)
-    b_da = load_matrix_rows(d_softmax, b_r, rows, b_k, count, count)
-    b_d = b_a * (b_da - tl.sum(b_a * b_da, axis=1)[:, None])
-    b_e = load_matrix_rows(matrix, b_r, rows, b_k, M, M)
-    tl.store(parts + tl.program_id(0), tl.sum(tl.sum(b_d * b_e, axis=1), axis=0))
-    b_d *= tl.load(inverse) * tl.load(weight).to(tl.float32)
+        b_d += load_matrix_rows(d_matrix, b_r, rows, b_k, M)
     b_mask = (b_r < rows)[:, None] & (b_k < M)[None, :]
     tl.store(output + b_r[:, None] * M + b_k[None, :], b_d.to(output.dtype.element_ty), mask=b_mask)
 
@@ -173,15 +125,6 @@ def _blocks(matrix: Tensor) -> tuple[int, tuple[int, int, int]]:
     width = matrix.shape[-1]
     block = max(16, power_of_two(width))
     return matrix.numel() // width, (width, max(1, _TILE // block), block)
-
-
-def _row_by_row(kernel: Any, matrix: Tensor, others: tuple[Tensor, ...], *numbers: float, flags: Any = ()) -> Tensor:
-    """What a kernel that takes some rows at a time makes of a matrix and ``others``: a matrix like it."""
-    rows, blocks = _blocks(matrix)
-    output = torch.empty_like(matrix)
-    with on_device(matrix):
-        launch(kernel, (ceil_div(rows, blocks[1]),), (matrix, *others, output), (rows, *numbers), *blocks, *flags)
-    return output
 
 
 def _centre(x: Tensor, count: int, dtype: torch.dtype, *, backward: bool) -> Tensor:
@@ -245,47 +188,11 @@ class _Moments(torch.autograd.Function):
             return through if d_matrix is None else d_matrix + through, None
         received = matrix if d_matrix is None else d_matrix.contiguous()
         others = mean, mean if d_mean is None else d_mean, d_squares, received
-        flags, members = (d_mean is not None, d_matrix is not None), matrix.numel() // matrix.shape[-1] * ctx.count
-        return _row_by_row(matrix_moments_backward_kernel, matrix, others, ctx.count, float(members), flags=flags), None
-
-
-def _softmax(
-    matrix: Tensor, weight: Tensor, squares: Tensor | None, mean: Tensor, members: int, running: tuple[Tensor, ...],
-    eps: float, momentum: float, count: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The softmax, as wide as the matrix, and 1 / deviation of the batch where its squared deviations are given."""
-    inverse = torch.empty((1,), dtype=torch.float32, device=matrix.device)
-    tensors = weight, mean, weight if squares is None else squares, *running, inverse
-    numbers = count, float(members), eps, momentum
-    return _row_by_row(softmax_kernel, matrix, tensors, *numbers, flags=(squares is not None,)), inverse
-
-
-class _Softmax(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, matrix: Tensor, weight: Tensor, squares: Tensor, mean: Tensor, members: int,
-        running: tuple[Tensor, ...], eps: float, momentum: float, count: int,
-    ) -> Tensor:  # fmt: skip
-        output, inverse = _softmax(matrix, weight, squares, mean, members, running, eps, momentum, count)
-        ctx.save_for_backward(matrix, weight, squares, output, inverse)
-        ctx.members, ctx.eps = members, eps
-        return output[..., :count]
-
-    @staticmethod
-    def backward(ctx: Any, d_softmax: Tensor) -> tuple[Any, ...]:
-        matrix, weight, squares, output, inverse = ctx.saved_tensors
-        nothing, count = (None,) * 6, d_softmax.shape[-1]
-        if torch.is_grad_enabled():
-
-            def call(matrix: Tensor, weight: Tensor, squares: Tensor) -> Tensor:
-                scale = torch.rsqrt(squares / ctx.members + ctx.eps) * weight
-                return matrix_products.softmax(torch_backend.scaled(matrix, scale, 1).to(matrix.dtype), count)
-
-            return *differentiable(call, (matrix, weight, squares), d_softmax), *nothing
         rows, blocks = _blocks(matrix)
-        parts = torch.empty((ceil_div(rows, blocks[1]), 1), dtype=torch.float32, device=matrix.device)
-        others = d_softmax.contiguous(), matrix, weight, inverse, parts
-        d_matrix = _row_by_row(softmax_backward_kernel, output, others, count)
+        output = torch.empty_like(matrix)
         with on_device(matrix):
-            d_squares, d_weight = finish_normalise_backward(parts, weight, inverse, ctx.members)
-        return d_matrix, d_weight, d_squares, *nothing
+            launch(
+                matrix_moments_backward_kernel, (ceil_div(rows, blocks[1]),), (matrix, *others, output),
+                (rows, ctx.count, float(rows * ctx.count)), *blocks, d_mean is not None, d_matrix is not None,
+            )  # fmt: skip
+        return output, None
