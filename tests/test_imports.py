@@ -86,7 +86,7 @@ def test_importing_does_not_import_extras():
         ("from kronattn.integrations.ultralytics import register; register()", "pip install 'kronattn[ultralytics]'"),
         ("from kronattn.export.runtime import require_onnx as needed; needed()", "pip install 'kronattn[export]'"),
         (
-            "from kronattn.data.prepare import require_torchvision as needed; needed('predict')",
+            "import kronattn.extras as extras; extras.require_library('torchvision', 'predict')",
             "predict needs torchvision: pip install 'kronattn[vision]'",
         ),
     ],

@@ -41,9 +41,7 @@ def check_network(name: str) -> dict[str, object]:
             model(torch.randn(4, 3, 64, 64))
     start = time.perf_counter()
     exported = export_network(model, Description(name, options))
-    differences = [
-        {"size": list(one.size), "largest": one.absolute, "largest_output": one.outputs} for one in exported.differences
-    ]
+    differences = [one.to_json() for one in exported.differences]
     print(f"{name}: {exported.largest}, {time.perf_counter() - start:.0f} s", file=sys.stderr)
     return {"network": name, "megabytes": round(len(exported.content) / 1e6, 1), "differences": differences}
 

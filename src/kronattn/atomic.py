@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["replacing", "write_atomically"]
+__all__ = ["link_atomically", "replacing", "write_atomically"]
 
 
 @contextmanager
@@ -40,6 +40,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def link_atomically(other: str | Path, path: str | Path) -> None:
+    """Another name for a file, in the place of whatever had that name."""
+    with replacing(path) as temporary:
+        temporary.unlink()
+        os.link(other, temporary)
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:

@@ -95,7 +95,7 @@ def test_a_file_of_another_kind(format, name, right, tmp_path, capsys):
     assert not output.parent.exists()
 
 
-@pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript", "torchvision"])
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
 def test_a_missing_package_names_the_extra(package, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, package, None)
     assert main(["export", "kanet_kv", "--output", str(tmp_path / "new" / "k.onnx")]) == 2

@@ -61,7 +61,7 @@ def test_dtype_reaches_the_measurement(capsys):
 def test_bad_input_is_one_line_before_any_work(arguments, message, capsys, monkeypatch):
     from kronattn.tables.operators import table
 
-    monkeypatch.setattr(table, "measure_operators", lambda *_, **__: pytest.fail("work was started"))
+    monkeypatch.setattr(table, "compare", lambda *_, **__: pytest.fail("work was started"))
     assert main(["tables", "operators", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from kronattn.measure import replayed, time_calls, timing
-from kronattn.measure.worker import _captured
 
 
 @pytest.fixture
@@ -89,10 +88,7 @@ def test_runs_in_inference_mode():
     assert modes == {True}
 
 
-@pytest.mark.parametrize(
-    "capture", [lambda call: replayed(lambda _: call(), [None]), _captured], ids=["here", "worker"]
-)
-def test_what_a_graph_reads_is_kept(monkeypatch, capture):
+def test_what_a_graph_reads_is_kept(monkeypatch):
     """The weights, which only the captured call knew: their memory would be given to others."""
     for name in ("Stream", "current_stream", "synchronize", "CUDAGraph"):
         monkeypatch.setattr(torch.cuda, name, mock.MagicMock())
@@ -100,7 +96,9 @@ def test_what_a_graph_reads_is_kept(monkeypatch, capture):
         monkeypatch.setattr(torch.cuda, name, lambda _: nullcontext())
     network = torch.nn.Linear(2, 2)
     seen = weakref.ref(network)
-    replay = capture(partial(network, torch.zeros(1, 2)))
+    call = partial(network, torch.zeros(1, 2))
+    replay = replayed(lambda _, call=call: call(), [None])
+    del call
     del network
     gc.collect()
     assert seen() is not None

@@ -6,6 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from kronattn.extras import require_library
 from kronattn.present import (
     Cell,
     Column,
@@ -15,7 +16,6 @@ from kronattn.present import (
     format_percent,
     format_ratio,
     format_significant,
-    require_matplotlib,
     to_html,
     to_rich,
 )
@@ -99,4 +99,4 @@ def test_missing_matplotlib_says_what_to_install(monkeypatch):
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=r"--output needs matplotlib: pip install 'kronattn\[plots\]'"):
-        require_matplotlib("--output")
+        require_library("matplotlib", "--output")

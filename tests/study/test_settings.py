@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kronattn.models.files import build_model
-from kronattn.study.settings import _SHIPPED, load_study
+from kronattn.study.settings import load_study
+from kronattn.training.recipe import shipped
 
 from .conftest import STUDY
 
@@ -81,7 +82,7 @@ def test_ours(name):
 
 
 def test_all_files_are_read():
-    names = [file.stem for file in _SHIPPED[0].glob("*.yaml")]
+    names = list(shipped("studies"))
     assert names
     for name in names:
         assert load_study(name).parts

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kronattn.measure import Call, Comparison, Row, Way, calls, compare, replayed
+from kronattn.measure import Call, Comparison, Row, Way, calls, compare, replayed, resolve_device, resolve_dtype
 from kronattn.measure.processes import OLD, Job, compare_in_processes
 from kronattn.models.registry import CLASSIFIERS
 from kronattn.present import Table, format_significant, tabulate
@@ -36,7 +36,7 @@ def bench_networks(
     batch: int = 16,
     size: int = 224,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     channels_last: bool = False,
     seconds: float = 8.0,
     processes: int = 0,
@@ -58,6 +58,9 @@ def bench_networks(
         against: another source tree, whose networks of the same names take part, in processes of their own.
         track: wraps the loop over ways of running, in a progress bar for instance.
     """
+    device, dtype = resolve_device(str(device)), resolve_dtype(dtype)
+    if "graphs" in hows and device.type != "cuda":
+        raise ValueError("--how graphs is for CUDA devices: give --device cuda")
     names = list(dict.fromkeys([BASE, *networks]))
     for name in names:
         check_network(name)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kronattn.measure import Call, Comparison, Row, Way, compare, replayed
+from kronattn.measure import Call, Comparison, Row, Way, compare, replayed, resolve_device, resolve_dtype
 from kronattn.present import Table, format_ratio, format_significant, new_figure, tabulate
 from kronattn.present.charts import COLOURS, tidy
 from kronattn.tables.operators.candidates import OPERATORS, Case, with_call
@@ -50,10 +50,10 @@ _ROTATED = 128 * 2**20
 
 def bench_operators(
     operators: Sequence[str] | None = None,
-    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    shapes: Sequence[tuple[int, ...]] | None = None,
     *,
-    device: torch.device,
-    dtype: torch.dtype = torch.bfloat16,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype | None = None,
     channels_last: bool = True,
     training: bool = True,
     seconds: float = 0.2,
@@ -64,25 +64,25 @@ def bench_operators(
 
     Args:
         operators: names in ``OPERATORS``; those that can run here by default, without the compiled ones.
-        shapes: (N, C, h, w).
-        device, dtype, channels_last: of the inputs.
+        shapes: (N, C, h, w); ``SHAPES`` on a GPU, ``SMALL_SHAPES`` elsewhere by default.
+        device, dtype, channels_last: of the inputs; bfloat16 on a GPU, float32 elsewhere by default.
         training: measure forward plus backward too.
         seconds: of timing for each operator, shape and way of running.
         repeats: how often to measure everything: rows then hold medians.
         track: wraps the loop over shapes and ways of running, for a progress bar.
 
     Example:
-        >>> found = bench_operators(["copy", "kao_qkv_torch"], [(1, 8, 4, 4)], device=torch.device("cpu"),
-        ...                         dtype=torch.float32, seconds=0.001)
+        >>> found = bench_operators(["copy", "kao_qkv_torch"], [(1, 8, 4, 4)], device="cpu", seconds=0.001)
         >>> [(row.candidate, row.work) for row in found.measured]
         [('copy', 'inference'), ('kao_qkv_torch', 'inference'), ('kao_qkv_torch', 'training')]
     """
+    device = resolve_device(str(device))
+    on_gpu = device.type == "cuda"
+    dtype = resolve_dtype(dtype or ("bfloat16" if on_gpu else "float32"))
+    shapes = shapes or (SHAPES if on_gpu else SMALL_SHAPES)
     if operators is None:
-        operators = [
-            name
-            for name in with_call()
-            if not OPERATORS[name].compiled and (device.type == "cuda" or name not in ("kao_kv", "kao_qkv"))
-        ]
+        uncompiled = [name for name in with_call() if not OPERATORS[name].compiled]
+        operators = [name for name in uncompiled if on_gpu or name not in ("kao_kv", "kao_qkv")]
     for name in operators:
         if name not in with_call():
             raise ValueError(f"operators must be among {', '.join(with_call())}, not {name!r}")
@@ -90,15 +90,16 @@ def bench_operators(
         Way(_case(shape), work, how)
         for shape in shapes
         for work in ("inference", *(["training"] if training else []))
-        for how in (("graphs", "eager") if device.type == "cuda" else ("eager",))
+        for how in (("graphs", "eager") if on_gpu else ("eager",))
     ]
     compiled_for: list[Way] = []
+    layout = torch.channels_last if channels_last else torch.contiguous_format
 
     def scratch(name: str, way: Way) -> int:
         return OPERATORS[name].bytes_needed(Case.of(way.case), dtype.itemsize, matrices=3)
 
     def limit(name: str, way: Way, found: Comparison) -> str:
-        if device.type == "cuda" and scratch(name, way) > 0.6 * torch.cuda.get_device_properties(device).total_memory:
+        if on_gpu and scratch(name, way) > 0.6 * torch.cuda.get_device_properties(device).total_memory:
             return "its coefficients do not fit in memory"
         if way.work == "training":
             if not OPERATORS[name].differentiable:
@@ -110,13 +111,18 @@ def bench_operators(
                 return f"its forward takes more than {_SLOW_MS} ms"
         return ""
 
+    def random(shape: Sequence[int], count: int, seed: int) -> list[Tensor]:
+        generator = torch.Generator(device).manual_seed(seed)
+        drawn = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(count))
+        return [x.contiguous(memory_format=layout) for x in drawn]
+
     def prepare(name: str, way: Way) -> Call:
         operator, shape = OPERATORS[name], _shape(way.case)
         count = 1
         if way.how == "graphs":
             count = max(2, math.ceil(_ROTATED / (math.prod(shape) * dtype.itemsize)))
             count = min(count, 24 if scratch(name, way) < 2**28 else 2)
-        inputs, gradients = (_random(shape, count, device, dtype, channels_last, seed) for seed in (0, 1))
+        inputs, gradients = (random(shape, count, seed) for seed in (0, 1))
         assert operator.call is not None
         call = operator.call
         if operator.compiled:
@@ -162,17 +168,6 @@ def _case(shape: Sequence[int]) -> dict[str, Any]:
 
 def _shape(case: Mapping[str, Any]) -> tuple[int, ...]:
     return case["batch"], case["channels"], *case["grid"]
-
-
-def _random(
-    shape: Sequence[int], count: int, device: torch.device, dtype: torch.dtype, channels_last: bool, seed: int
-) -> list[Tensor]:
-    generator = torch.Generator(device).manual_seed(seed)
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    return [
-        torch.randn(shape, generator=generator, device=device, dtype=dtype).contiguous(memory_format=layout)
-        for _ in range(count)
-    ]
 
 
 def parse_shapes(text: str) -> list[tuple[int, ...]]:

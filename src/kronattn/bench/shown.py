@@ -40,7 +40,8 @@ def draw(found: Comparison) -> Any:
     """A comparison as a figure."""
     drawn = _shown(found)[1]
     if drawn is None:
-        raise ValueError(f"there is no figure of {found.kind}: there is for {_with_figures()}")
+        drawn_kinds = ", ".join(kind for kind, (_, figure) in _SHOWN.items() if figure is not None)
+        raise ValueError(f"there is no figure of {found.kind}: there is for {drawn_kinds}")
     return drawn(found)
 
 
@@ -48,7 +49,3 @@ def _shown(found: Comparison) -> Any:
     if found.kind not in _SHOWN:
         raise ValueError(f"unknown kind of comparison {found.kind!r}: known are {', '.join(_SHOWN)}")
     return _SHOWN[found.kind]
-
-
-def _with_figures() -> str:
-    return ", ".join(kind for kind, (_, figure) in _SHOWN.items() if figure is not None)

@@ -5,15 +5,15 @@ Each stage is a CUDA graph of everything up to there, less the one before it: th
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kronattn.data.datasets import DecodedImages
-from kronattn.measure import replayed
+from kronattn.measure import replayed, time_calls
 from kronattn.models import create_model
 from kronattn.models.files import Description
 from kronattn.ops.compat import lerp_all
@@ -69,20 +69,11 @@ def time_stages(name: str, device: torch.device) -> dict[str, float]:
             step._move_weights()
         return loss.detach()
 
-    times = [_graph_ms(lambda stage=stage: until(stage)) for stage in STAGES]  # type: ignore[misc]
+    times = [_graph_ms(partial(until, stage), device) for stage in STAGES]
     found = {stage: round(b - a, 3) for stage, a, b in zip(STAGES, [0.0, *times], times, strict=False)}
     return {**found, "step": round(times[-1], 3), "images_per_second": round(1000 * batch / times[-1])}
 
 
-def _graph_ms(function: Callable[[], Any], repeats: int = 40) -> float:
-    replay = replayed(lambda _: function(), [None])
-    rounds = []
-    for _ in range(5):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(repeats):
-            replay()
-        end.record()
-        end.synchronize()
-        rounds.append(begin.elapsed_time(end) / repeats)
-    return statistics.median(rounds)
+def _graph_ms(function: Callable[[], Any], device: torch.device) -> float:
+    calls = {"graph": replayed(lambda _: function(), [None])}
+    return 1e3 * time_calls(calls, device=device, least=5, most=5, sample_seconds=0.5)["graph"].median

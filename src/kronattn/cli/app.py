@@ -11,6 +11,7 @@ import typer
 from kronattn.cli import bench, compare, demo, evaluate, explain, export, predict, report, study, tables, theorem, train
 from kronattn.cli import list as listing
 from kronattn.cli.threads import Busy, take_threads
+from kronattn.extras import extra_of
 from kronattn.version import __version__
 
 # Begins to watch here, while everything else is imported.
@@ -103,20 +104,8 @@ def _threads_first(arguments: Sequence[str]) -> list[str]:
     return [*first, *rest]
 
 
-# Which extra brings a package that a sub-command may find missing.
-_EXTRAS = {
-    "demo": ("gradio",),
-    "export": ("onnx", "onnx_ir", "onnxruntime", "onnxscript"),
-    "plots": ("matplotlib",),
-    "timm": ("timm",),
-    "train": ("jsonargparse", "lightning", "scipy", "sklearn", "tensorboard", "torchmetrics", "yaml"),
-    "volumes": ("nibabel",),
-    "vision": ("PIL", "safetensors", "torchvision"),
-}
-
-
 def _naming_the_extra(error: ModuleNotFoundError) -> str:
-    extra = next((extra for extra, packages in _EXTRAS.items() if error.name in packages), None)
+    extra = extra_of(error.name)
     if extra is None or "pip install" in str(error):
         return str(error)
     return f"this needs {error.name}: pip install 'kronattn[{extra}]'"

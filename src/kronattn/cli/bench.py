@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from kronattn.cli.options import (
     Against,
     Batch,
     ChannelsLast,
+    Data,
     Device,
     Dtype,
     Figure,
@@ -28,23 +28,17 @@ from kronattn.cli.options import (
     Sizes,
     Work,
     budget_in_bytes,
-    check_outputs,
     choices,
     listed,
     show,
+    show_tables,
 )
-from kronattn.cli.output import console, print_json, progress, write_atomically
-from kronattn.cli.train import CONTEXT, overrides_of
+from kronattn.cli.output import console, measuring, print_json, progress, write_json
+from kronattn.cli.train import CONTEXT, changed_recipe
 
 __all__ = ["app", "export", "heads", "insert", "latency", "loader", "networks", "operators", "show_files", "training"]
 
 app = typer.Typer(no_args_is_help=True, help="Speed against peers, as ratios within one run.")
-
-measuring = partial(progress, description="Measuring")
-
-
-@app.callback()
-def _bench() -> None: ...
 
 
 @app.command()
@@ -73,22 +67,15 @@ def networks(
     Example: kronattn bench networks --batch 1 --work inference --models kanet_kv,kanet_qkv,mobilenetv2
     """
     from kronattn.bench.networks import DEFAULT_NETWORKS, HOWS, WORKS, bench_networks
-    from kronattn.measure import resolve_device, resolve_dtype
 
-    works, hows = choices(work, "--work", WORKS), choices(how, "--how", HOWS)
-    check_outputs(output)
-    where = resolve_device(device)
-    if "graphs" in hows and where.type != "cuda":
-        raise ValueError("--how graphs is for CUDA devices: give --device cuda")
-    names = listed(models) or DEFAULT_NETWORKS
     found = bench_networks(
-        names,
-        works,
-        hows,
+        listed(models) or DEFAULT_NETWORKS,
+        choices(work, "--work", WORKS),
+        choices(how, "--how", HOWS),
         batch=batch,
         size=size,
-        device=where,
-        dtype=resolve_dtype(dtype),
+        device=device,
+        dtype=dtype,
         channels_last=channels_last,
         seconds=seconds,
         processes=processes,
@@ -118,16 +105,13 @@ def operators(
 
     Example: kronattn bench operators --shapes 64x64x56x56 --output operators.json --figure operators.svg
     """
-    from kronattn.bench.operators import SHAPES, SMALL_SHAPES, bench_operators, parse_shapes
-    from kronattn.measure import resolve_device, resolve_dtype
+    from kronattn.bench.operators import bench_operators, parse_shapes
 
-    check_outputs(output, figure)
-    where = resolve_device(device)
     found = bench_operators(
         listed(names) or None,
-        parse_shapes(shapes) if shapes else SHAPES if where.type == "cuda" else SMALL_SHAPES,
-        device=where,
-        dtype=resolve_dtype(dtype or ("bfloat16" if where.type == "cuda" else "float32")),
+        parse_shapes(shapes) if shapes else None,
+        device=device,
+        dtype=dtype or None,
         channels_last=not contiguous,
         training=training,
         seconds=seconds,
@@ -149,7 +133,6 @@ def show_files(
     """
     from kronattn.measure import read_comparison
 
-    check_outputs(None, figure)
     show(read_comparison(*files), json=json, figure=figure)
 
 
@@ -157,7 +140,7 @@ def show_files(
 def loader(
     context: typer.Context,
     config: Annotated[str, typer.Option(help="The recipe: a YAML file, or the name of ours.")],
-    data: Annotated[str | None, typer.Option(help="Where the images lie: a folder, a .tar, a pattern.")] = None,
+    data: Data = None,
     epochs: Annotated[int, typer.Option(min=2, help="Epochs of each kind; the first is left out.")] = 4,
     quiet: Quiet = False,
     json: Json = False,
@@ -168,13 +151,11 @@ def loader(
     Example: kronattn bench loader --config digits
     """
     from kronattn.bench.loader import bench_loader
-    from kronattn.training.recipe import load_recipe
 
-    check_outputs(output)
-    recipe = load_recipe(config, [*overrides_of(context.args), *([f"data.path={data}"] if data else [])])
+    recipe = changed_recipe(config, context.args, {"data.path": data})
     found = bench_loader(recipe, epochs=epochs, track=progress)
     if output is not None:
-        write_atomically(output, json_module.dumps(found, indent=2) + "\n")
+        write_json(output, found)
     if json:
         print_json(found)
         return
@@ -208,23 +189,19 @@ def heads(
 
     Example: kronattn bench heads --device cuda --dtype bfloat16 --channels-last --batch 8 --output heads.json
     """
-    from kronattn.measure import resolve_device, resolve_dtype
     from kronattn.tables.segmentation.candidates import HEADS, Case
     from kronattn.tables.segmentation.heads import WORKS, measure_heads, parse_sizes
 
-    works, budget = choices(work, "--work", WORKS), budget_in_bytes(memory_budget)
-    cases = [Case(size, batch, channels, stride, classes) for size in parse_sizes(sizes)]
-    check_outputs(output, figure)
     found = measure_heads(
-        cases,
+        [Case(size, batch, channels, stride, classes) for size in parse_sizes(sizes)],
         listed(names) or tuple(HEADS),
-        works=works,
-        device=resolve_device(device),
-        dtype=resolve_dtype(dtype),
+        works=choices(work, "--work", WORKS),
+        device=device,
+        dtype=dtype,
         channels_last=channels_last,
         with_resize=True,
         seconds=seconds,
-        budget=budget,
+        budget=budget_in_bytes(memory_budget),
         rounds=rounds,
         against=against,
         track=measuring,
@@ -253,7 +230,6 @@ def export(
 
     chosen = choices(runtimes, "--runtimes", ("eager", "compiled", "onnxruntime"))
     names = listed(models)
-    check_outputs(output)
     rounds = 10
     turn = seconds / len(chosen) / len(names) / rounds
     found = bench_latency(names, chosen, batch=batch, size=size, rounds=rounds, turn_seconds=turn, track=measuring)
@@ -282,7 +258,6 @@ def latency(
     from kronattn.bench.latency import DEFAULT_NETWORKS, WAYS, bench_latency
 
     chosen = choices(ways, "--ways", WAYS) if ways else WAYS
-    check_outputs(output)
     names = listed(models) or DEFAULT_NETWORKS
     found = bench_latency(
         names, chosen, batch=batch, size=size, rounds=rounds, turn_seconds=turn_seconds, track=measuring
@@ -304,7 +279,6 @@ def insert(
     """
     from kronattn.bench.insert import bench_insert
 
-    check_outputs(output)
     show(bench_insert(examples, seconds=seconds, track=measuring), json=json, output=output)
 
 
@@ -331,10 +305,8 @@ def training(
     Example: kronattn bench training --imagenette 'imagenette-144-*.tar' --camvid camvid.tar --output training.json
     """
     from kronattn.bench.training import Wanted, bench_training, goals
-    from kronattn.cli.options import show_tables
     from kronattn.present import tabulate
 
-    check_outputs(output)
     wanted = Wanted(imagenette, camvid, epochs, compare_epochs, jobs, settings)
     found: dict[str, object] = {}
     for so_far in bench_training(wanted, parts.split(","), until=until):
@@ -343,6 +315,6 @@ def training(
             typer.echo(f"--- {name}: {json_module.dumps(part, indent=1)[:3000]}", err=True)
         found = {"command": " ".join(["kronattn", *sys.argv[1:]]), **so_far}
         if output is not None:
-            write_atomically(output, json_module.dumps(found, indent=1) + "\n")
+            write_json(output, found, indent=1)
     table = tabulate("Training", {"": lambda row: row[0], "found": lambda row: row[1]}, goals(found))
     show_tables([table], found if json else None)

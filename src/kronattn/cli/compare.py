@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json as json_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from kronattn.cli.network import accelerator_of
-from kronattn.cli.options import listed
-from kronattn.cli.output import check_figure, check_writable, console, print_json, write_atomically, write_figure
-from kronattn.cli.train import overrides_of
+from kronattn.cli.options import Data, Json, figure_file, listed, show_tables
+from kronattn.cli.output import check_writable, say, write_figure, write_json
+from kronattn.cli.train import changed_recipe
 
 __all__ = ["compare"]
 
@@ -27,7 +25,7 @@ def compare(
     ),
     seeds: str = typer.Option("0-2", help="Numbers and ranges: 0-4, or 0,2,5."),
     baseline: str = typer.Option("", help="Differences are taken to this network. Default: the first."),
-    data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
+    data: Data = None,
     device: str | None = typer.Option(None, help="Where to run: auto, cpu, cuda, mps. Default: the recipe's."),
     jobs: int = typer.Option(
         1, min=1, help="Processes that train side by side. Images a second are then left to --alone."
@@ -37,9 +35,11 @@ def compare(
     ),
     folder: Path | None = typer.Option(None, help="The runs' folder. Default: runs/compare-RECIPE."),
     output: Path | None = typer.Option(None, "--output", "-o", help="The JSON file. Default: results/DATA.json."),
-    figure: Path | None = typer.Option(None, help="Draw the comparison into this file, .png or .svg."),
+    figure: Annotated[
+        Path | None, figure_file("--figure", help="Draw the comparison into this file, .png or .svg.")
+    ] = None,
     quiet: bool = typer.Option(False, "--quiet", "-q", help="No line for each run; failures are told."),
-    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+    json: Json = False,
 ) -> None:
     """Train each network with each seed under one recipe; print means, spreads, and paired differences.
 
@@ -47,19 +47,14 @@ def compare(
 
     Example: kronattn compare --config recipes/digits.yaml --models mobilenetv2,kanet_kv --seeds 0-4 epochs=5
     """
-    from kronattn.present import to_rich
     from kronattn.tables.training import comparison_table, draw_comparison
     from kronattn.tasks import find_task
     from kronattn.training.comparison import measure_alone, parse_seeds, plan, run_all, summarise
-    from kronattn.training.recipe import load_recipe, recipe_yaml, without_places
+    from kronattn.training.recipe import recipe_yaml, without_places
 
     if alone == 1:
         raise ValueError("--alone must be at least 2: the first epoch warms up and does not count")
-    if figure is not None:
-        check_figure(figure, "--figure")
-    named = {"data.path": data, "accelerator": None if device is None else accelerator_of(device)}
-    changes = [f"{key}={value}" for key, value in named.items() if value is not None]
-    recipe = load_recipe(config, [*overrides_of(context.args), *changes])
+    recipe = changed_recipe(config, context.args, {"data.path": data}, device)
     place = folder or Path(f"runs/compare-{config.stem}")
     target = check_writable(output or Path(f"results/{recipe.data.name}.json"))
     plans = plan(recipe, listed(models), parse_seeds(seeds), place, listed(contexts))
@@ -94,13 +89,11 @@ def compare(
         "recipe": recipe_yaml(without_places(recipe)),
         "environment": results[0]["environment"],
     }
-    write_atomically(target, json_module.dumps(found, indent=2) + "\n")
+    write_json(target, found)
     if figure is not None:
         write_figure(figure, draw_comparison(found))
-    if json:
-        print_json(found)
-    else:
-        console.print(to_rich(comparison_table(found), width=console.width))
-        console.print(f"Results: {target}", highlight=False, markup=False, soft_wrap=True)
+    show_tables([comparison_table(found)], found if json else None)
+    if not json:
+        say(f"Results: {target}")
     if failures:
         raise typer.Exit(1)

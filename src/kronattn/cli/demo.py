@@ -6,14 +6,14 @@ from pathlib import Path
 
 import typer
 
-from kronattn.cli.network import WEIGHTS_HELP
-from kronattn.cli.output import console
+from kronattn.cli.options import Weights
+from kronattn.cli.output import say
 
 __all__ = ["demo"]
 
 
 def demo(
-    weights: str = typer.Option("kanet_kv", "--weights", "-w", help=WEIGHTS_HELP),
+    weights: Weights = "kanet_kv",
     host: str = typer.Option("127.0.0.1", help="Address to serve on. The default is this computer alone."),
     port: int = typer.Option(7860, min=0, max=65535, help="Port to serve on; 0 for any that is free."),
     examples: Path | None = typer.Option(None, help="Folder of images to offer as examples."),
@@ -22,9 +22,6 @@ def demo(
 
     Example: kronattn demo --port 7861
     """
-    from kronattn.data.prepare import require_torchvision
-
-    require_torchvision("the page")
     from kronattn.demo.serve import require_gradio, serve
     from kronattn.models.files import load_model
     from kronattn.predict.inputs import list_images
@@ -32,8 +29,11 @@ def demo(
     require_gradio()
     given = list_images([examples])[:12] if examples is not None else []
     model, description = load_model(weights)
-
-    def announce(address: str) -> None:
-        console.print(f"Page: {address} (stop with Ctrl+C)", highlight=False, markup=False, soft_wrap=True)
-
-    serve(model, description, host=host, port=port, examples=given, announce=announce)
+    serve(
+        model,
+        description,
+        host=host,
+        port=port,
+        examples=given,
+        announce=lambda address: say(f"Page: {address} (stop with Ctrl+C)"),
+    )

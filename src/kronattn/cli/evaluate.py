@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from kronattn.cli.network import WEIGHTS_HELP, accelerator_of, given_network
-from kronattn.cli.output import QUIET_HELP, be_quiet, check_figure, console, print_json, progress, write_figure
+from kronattn.cli.options import (
+    WEIGHTS_HELP,
+    Data,
+    Json,
+    Quiet,
+    SkipBadImages,
+    accelerator_of,
+    figure_file,
+    given_network,
+    show_tables,
+)
+from kronattn.cli.output import console, progress, write_figure
 
 __all__ = ["evaluate"]
 
@@ -17,7 +28,7 @@ PICTURES = 6
 def evaluate(
     checkpoint: str | None = typer.Argument(None, help="The same as --weights.", show_default=False),
     weights: str | None = typer.Option(None, "--weights", "-w", help=WEIGHTS_HELP),
-    data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
+    data: Data = None,
     dataset: str | None = typer.Option(None, help="Its kind. Default: the one that the network was trained on."),
     split: str = typer.Option("val", help="Which part of it."),
     batch: int | None = typer.Option(None, min=1, help="Images in a batch. Default: by task and device."),
@@ -25,24 +36,24 @@ def evaluate(
     accelerator: str | None = typer.Option(None, hidden=True),
     precision: str = typer.Option("32-true", help="32-true, bf16-mixed or 16-mixed."),
     workers: int = typer.Option(8, min=0, help="Processes that decode, where images are not kept in memory."),
-    skip_bad_images: bool = typer.Option(False, "--skip-bad-images", help="Leave them out and count them."),
-    output: Path | None = typer.Option(
-        None, "--output", "-o", help="Draw the confusion matrix into this file, .png or .svg."
-    ),
-    pictures: Path | None = typer.Option(None, help="Of a segmenter: draw predictions into this file, .png or .svg."),
-    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
-    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+    skip_bad_images: SkipBadImages = False,
+    output: Annotated[
+        Path | None, figure_file("--output", "-o", help="Draw the confusion matrix into this file, .png or .svg.")
+    ] = None,
+    pictures: Annotated[
+        Path | None, figure_file("--pictures", help="Of a segmenter: draw predictions into this file, .png or .svg.")
+    ] = None,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> None:
     """Top-1, top-5, calibration and each class's accuracy; of a segmenter pixel accuracy and each class's IoU.
 
     Example: kronattn evaluate --weights kanet_kv --data imagenette-144-val.tar
     """
+    from kronattn.tasks import find_task
     from kronattn.training.evaluation import evaluate as examine
+    from kronattn.training.figures import draw_confusion, draw_pictures
 
-    if output is not None:
-        check_figure(output)
-    if pictures is not None:
-        check_figure(pictures, "--pictures")
     evaluated = examine(
         given_network(checkpoint, weights),
         data,
@@ -58,21 +69,11 @@ def evaluate(
     )
     found = evaluated.figures
     if output is not None:
-        from kronattn.training.figures import draw_confusion
-
         write_figure(output, draw_confusion(found["confusion"], [entry["name"] for entry in found["classes"]]))
     if pictures is not None:
-        from kronattn.training.figures import draw_pictures
-
         if not evaluated.samples:
             raise ValueError(f"--pictures is for segmenters; {found['model']} names whole images")
         write_figure(pictures, draw_pictures(evaluated.samples, evaluated.description))
-    if json:
-        print_json(found)
-        return
-    from kronattn.present import to_rich
-    from kronattn.tasks import find_task
-
-    console.print(to_rich(find_task(evaluated.description.task).scores_table(found), width=console.width))
-    if found.get("skipped_images"):
+    show_tables([find_task(evaluated.description.task).scores_table(found)], found if json else None)
+    if found.get("skipped_images") and not json:
         console.print(f"{found['skipped_images']} bad images left out, such as {found['skipped'][0]}", markup=False)

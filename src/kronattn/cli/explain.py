@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from kronattn.cli.network import WEIGHTS_HELP
-from kronattn.cli.output import check_writable, console, print_json, write_atomically, write_figure
+from kronattn.cli.options import Weights, output_file
+from kronattn.cli.output import print_json, say, write_atomically, write_figure
+from kronattn.extras import require_library
 
 __all__ = ["explain"]
 
 
 def explain(
-    image: Path = typer.Argument(help="An image file."),
-    weights: str = typer.Option(..., "--weights", "-w", help=WEIGHTS_HELP),
+    image: Annotated[Path, typer.Argument(help="An image file.")],
+    weights: Weights,
     at: str | None = typer.Option(None, help="The position to look from: x,y in pixels. Default: the centre."),
     layer: str | None = typer.Option(None, help="Attention layers: all, or names or numbers with commas."),
-    output: Path = typer.Option(
-        Path("out/explain.png"), "--output", "-o", help="Write the picture (.png, .svg) or page (.html) here."
-    ),
+    output: Annotated[
+        Path,
+        output_file(
+            "--output",
+            "-o",
+            help="Write the picture (.png, .svg) or page (.html) here.",
+            suffixes=(".png", ".svg", ".html"),
+        ),
+    ] = Path("out/explain.png"),
     device: str = typer.Option("auto", help="Where to run: auto, cpu, cuda, cuda:1, mps."),
     json: bool = typer.Option(False, "--json", help="Print the weights as one JSON object too."),
 ) -> None:
@@ -29,12 +37,8 @@ def explain(
 
     Example: kronattn explain church.jpg --weights kanet_kv --at 120,80 --output church.html
     """
-    from kronattn.data.prepare import prepare_image, require_torchvision, seen_part
-    from kronattn.present import require_matplotlib
-
-    require_torchvision("explain")
-    require_matplotlib("explain")
     from kronattn.data.images import read_image
+    from kronattn.data.prepare import prepare_image, seen_part
     from kronattn.explain import (
         choose_layers,
         draw_layers,
@@ -48,9 +52,7 @@ def explain(
     from kronattn.models.files import load_model
     from kronattn.tasks import find_task
 
-    if output.suffix.lower() not in (".png", ".svg", ".html", ".htm"):
-        raise ValueError(f"--output must end in .png, .svg or .html, got {output}")
-    check_writable(output)
+    require_library("matplotlib.figure", "explain")
     picture = read_image(image)
     place = parse_place(at, picture.width, picture.height)
     on = resolve_device(device)
@@ -72,8 +74,7 @@ def explain(
     else:
         write_figure(output, draw_layers(picture, chosen, place, caption=f"{description.model}. {predicted}"))
     if not json:
-        for line in (predicted, f"Explanation: {output}"):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(predicted, f"Explanation: {output}")
         return
     layers = []
     for one in chosen:

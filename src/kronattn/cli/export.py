@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kronattn.cli.network import WEIGHTS_HELP, given_network
-from kronattn.cli.output import QUIET_HELP, be_quiet, check_writable, console, print_json, progress, write_atomically
+from kronattn.cli.options import WEIGHTS_HELP, Quiet, given_network
+from kronattn.cli.output import check_writable, measuring, print_json, say, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,7 +34,7 @@ def export(
     calibrate: Path | None = typer.Option(None, help="Folder of images that --int8 static takes its ranges from."),
     images: int = typer.Option(64, min=1, help="How many of them."),
     accuracy: Path | None = typer.Option(None, help="Folder of CLASS/IMAGE to measure accuracy on, before and after."),
-    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
+    quiet: Quiet = False,
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
 ) -> None:
     """Write a network as ONNX or as an exported PyTorch program, checked against PyTorch before anything is written.
@@ -48,13 +47,11 @@ def export(
     network = given_network(network, weights)
     from kronattn.export import FORMATS, export_network, find_network
     from kronattn.export.runtime import require_onnx
-    from kronattn.extras import require_library
 
     if format not in FORMATS:
         raise ValueError(f"--format must be {' or '.join(FORMATS)}, not {format!r}")
     if format == "onnx":
         require_onnx()
-    require_library("torchvision", "export", extra="export")
     if int8 is not None and format != "onnx":
         raise ValueError("--int8 is for --format onnx")
     if int8 == "static" and calibrate is None:
@@ -72,10 +69,7 @@ def export(
         "format": format,
         "dynamic": dynamic,
         "output": str(output),
-        "differences": [
-            {"size": list(one.size), "largest": one.absolute, "largest_output": one.outputs}
-            for one in exported.differences
-        ],
+        "differences": [one.to_json() for one in exported.differences],
         "bytes": len(exported.content),
     }
     lines = [f"Largest difference from PyTorch: {one}" for one in exported.differences]
@@ -88,8 +82,7 @@ def export(
     if json:
         print_json(found)
         return
-    for line in [*lines, f"Written: {output}, {len(content) / 1e6:.1f} MB"]:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    say(*lines, f"Written: {output}, {len(content) / 1e6:.1f} MB")
 
 
 def _smaller(
@@ -127,9 +120,8 @@ def _smaller(
     if accuracy is not None:
         labelled = labelled_images(accuracy, description.classes)
         found["accuracy_images"] = len(labelled)
-        track = partial(progress, description="Measuring")
         found["accuracy"] = {
-            name: measure_accuracy(run, labelled, description, batch=16 if dynamic else 1, track=track)
+            name: measure_accuracy(run, labelled, description, batch=16 if dynamic else 1, track=measuring)
             for name, run in runs.items()
         }
         listed = ", ".join(f"{name} {value:.2%}" for name, value in found["accuracy"].items())

@@ -17,10 +17,6 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _list() -> None: ...
-
-
 @app.command()
 def models(
     task: Annotated[str | None, typer.Option(help="classification, segmentation or volumes. Default: all.")] = None,

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import json as json_module
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kronattn.cli.output import (
-    be_quiet,
-    check_figure,
-    check_writable,
-    console,
-    print_json,
-    write_atomically,
-    write_figure,
-)
+from kronattn.cli.output import be_quiet, check_writable, console, print_json, say, write_figure, write_json
+from kronattn.extras import require_library
+from kronattn.measure import resolve_device
+from kronattn.present import FIGURE_SUFFIXES
 
 if TYPE_CHECKING:
     from kronattn.measure import Comparison
     from kronattn.present import Table
 
 __all__ = [
+    "WEIGHTS_HELP",
     "Against",
     "Batch",
     "ChannelsLast",
+    "Data",
     "Device",
     "Dtype",
     "Figure",
@@ -40,21 +36,54 @@ __all__ = [
     "Seconds",
     "Size",
     "Sizes",
+    "SkipBadImages",
+    "Weights",
     "Work",
+    "accelerator_of",
     "budget_in_bytes",
-    "check_outputs",
     "choices",
+    "figure_file",
+    "given_network",
     "listed",
+    "output_file",
     "show",
     "show_tables",
 ]
 
+WEIGHTS_HELP = "The trained network: a file, a run's folder, or a name from `kronattn list weights`."
+
+
+def output_file(*flags: str, help: str, suffixes: Sequence[str] = (), drawn: bool = False) -> Any:
+    """An option for a file to write: refused before any work is done where that could not be."""
+
+    def check(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
+        if path is not None:
+            option = max(parameter.opts, key=len)
+            if suffixes and path.suffix.lower() not in (*suffixes, *([".htm"] if ".html" in suffixes else [])):
+                listed = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}" if suffixes[1:] else suffixes[0]
+                raise ValueError(f"{option} must end in {listed}, got {path}")
+            check_writable(path, option)
+            if drawn:
+                require_library("matplotlib.figure", option)
+        return path
+
+    return typer.Option(*flags, help=help, callback=check)
+
+
+def figure_file(*flags: str, help: str = "Draw a figure into this file, .png or .svg.") -> Any:
+    """An option for a figure to draw."""
+    return output_file(*flags, help=help, suffixes=FIGURE_SUFFIXES, drawn=True)
+
+
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", callback=be_quiet, help="No progress bar.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the JSON object into this file too.")]
-Figure = Annotated[Path | None, typer.Option(help="Draw a figure into this file, .png or .svg.")]
+Output = Annotated[Path | None, output_file("--output", "-o", help="Write the JSON object into this file too.")]
+Figure = Annotated[Path | None, figure_file("--figure")]
 # The same where a command writes nothing else.
-Picture = Annotated[Path | None, typer.Option("--output", "-o", help="Draw a figure into this file, .png or .svg.")]
+Picture = Annotated[Path | None, figure_file("--output", "-o")]
+Weights = Annotated[str, typer.Option("--weights", "-w", help=WEIGHTS_HELP)]
+Data = Annotated[str | None, typer.Option("--data", help="Where the images lie: a folder, a .tar, a pattern.")]
+SkipBadImages = Annotated[bool, typer.Option("--skip-bad-images", help="Leave them out and count them.")]
 Models = Annotated[str, typer.Option(help="Comma-separated: our names, torchvision/NAME, timm/NAME. Default: several.")]
 Size = Annotated[int, typer.Option(min=32, help="Height and width of the images.")]
 Sizes = Annotated[str, typer.Option(help="Heights and widths of the images, with commas.")]
@@ -79,6 +108,32 @@ ChannelsLast = Annotated[bool, typer.Option("--channels-last", help="Keep channe
 MemoryBudget = Annotated[
     float | None, typer.Option(help="Gigabytes; what needs more is left out. By default 2 or 4, or half of a GPU's.")
 ]
+
+
+def given_network(argument: str | None, weights: str | None) -> str:
+    """The network, which some commands take as an argument, too.
+
+    >>> given_network(None, "kanet_kv")
+    'kanet_kv'
+    """
+    if argument is not None and weights is not None:
+        raise ValueError(f"give the network once: {argument} or --weights {weights}")
+    found = weights if argument is None else argument
+    if found is None:
+        raise ValueError("--weights is missing: a file, a run's folder, or a name from `kronattn list weights`")
+    return found
+
+
+def accelerator_of(device: str) -> str:
+    """Lightning's word for a device.
+
+    >>> accelerator_of("cpu"), accelerator_of("auto")
+    ('cpu', 'auto')
+    """
+    if device == "auto":
+        return device
+    kind = resolve_device(device).type
+    return "gpu" if kind == "cuda" else kind
 
 
 def listed(given: str) -> list[str]:
@@ -110,20 +165,12 @@ def budget_in_bytes(gigabytes: float | None) -> int | None:
     return None if gigabytes is None else int(gigabytes * 1e9)
 
 
-def check_outputs(output: Path | None, figure: Path | None = None, option: str = "--figure") -> None:
-    """Refuse what could not be written, before any work is done."""
-    if output is not None:
-        check_writable(output)
-    if figure is not None:
-        check_figure(figure, option)
-
-
 def show(found: Comparison, *, json: bool, output: Path | None = None, figure: Path | None = None) -> None:
     """A comparison as its files, and as JSON or tables on standard output."""
     from kronattn.bench.shown import draw, tables
 
     if output is not None:
-        write_atomically(output, json_module.dumps(found.to_json(), indent=2) + "\n")
+        write_json(output, found.to_json())
     if figure is not None:
         write_figure(figure, draw(found))
     payload = found.to_json() if json else None
@@ -148,4 +195,4 @@ def show_tables(
     if environment:
         console.print(", ".join(f"{name} {value}" for name, value in environment.items()), style="dim")
     if figure is not None:
-        console.print(f"Figure: {figure}", highlight=False, markup=False, soft_wrap=True)
+        say(f"Figure: {figure}")

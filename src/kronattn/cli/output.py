@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,21 +15,20 @@ from rich.progress import track
 from kronattn.atomic import write_atomically
 
 __all__ = [
-    "QUIET_HELP",
     "be_quiet",
-    "check_figure",
     "check_writable",
     "console",
+    "measuring",
     "print_json",
     "progress",
+    "say",
     "write_atomically",
     "write_figure",
+    "write_json",
 ]
 
 Item = TypeVar("Item")
 
-# Of commands that take long.
-QUIET_HELP = "No progress bar."
 _quiet = False
 
 console = Console()
@@ -47,11 +47,20 @@ def print_json(payload: Any) -> None:
     print(json.dumps(payload, indent=2))
 
 
+def say(*lines: str) -> None:
+    """Lines on standard output as they are: a path is neither coloured nor broken."""
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 def progress(items: Sequence[Item], description: str) -> Iterable[Item]:
     """Yield ``items`` behind a progress bar on standard error, so that standard output stays clean."""
     if _quiet or not _progress_console.is_terminal:
         return items
     return track(items, description=description, console=_progress_console)
+
+
+measuring = partial(progress, description="Measuring")
 
 
 def check_writable(path: Path, option: str = "--output") -> Path:
@@ -71,18 +80,13 @@ def check_writable(path: Path, option: str = "--output") -> Path:
     return path
 
 
-def check_figure(path: Path, option: str = "--output") -> None:
-    """Refuse a path that a figure could not be drawn into, and say if what draws it is missing."""
-    from kronattn.present import FIGURE_SUFFIXES, require_matplotlib
-
-    if path.suffix.lower() not in FIGURE_SUFFIXES:
-        raise ValueError(f"{option} must end in {' or '.join(FIGURE_SUFFIXES)}, got {path}")
-    check_writable(path, option)
-    require_matplotlib(option)
-
-
 def write_figure(path: Path, figure: Any) -> None:
     """Write a matplotlib figure in the format that the path's suffix names."""
     from kronattn.present import figure_bytes
 
     write_atomically(path, figure_bytes(figure, path.suffix.lower()[1:]))
+
+
+def write_json(path: Path, payload: Any, indent: int = 2) -> None:
+    """Write one JSON object as a file."""
+    write_atomically(path, json.dumps(payload, indent=indent) + "\n")

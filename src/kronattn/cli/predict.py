@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import io
-import json as json_module
 import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kronattn.cli.network import WEIGHTS_HELP
-from kronattn.cli.output import QUIET_HELP, be_quiet, check_writable, console, print_json, progress, write_atomically
+from kronattn.cli.options import Json, Quiet, Weights, output_file, show_tables
+from kronattn.cli.output import check_writable, console, progress, say, write_atomically, write_json
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -25,18 +24,21 @@ __all__ = ["predict"]
 
 
 def predict(
-    images: list[Path] = typer.Argument(help="Image files, and folders of them."),
-    weights: str = typer.Option(..., "--weights", "-w", help=WEIGHTS_HELP),
+    images: Annotated[list[Path], typer.Argument(help="Image files, and folders of them.")],
+    weights: Weights,
     top: int = typer.Option(5, min=1, help="How many classes to give for each image."),
     batch: int = typer.Option(16, min=1, help="Images in a batch."),
     device: str = typer.Option("auto", help="Where to run: auto, cpu, cuda, cuda:1, mps."),
-    output: Path | None = typer.Option(
-        None, "--output", "-o", help="Write the predictions into this file, .csv or .json."
-    ),
+    output: Annotated[
+        Path | None,
+        output_file(
+            "--output", "-o", help="Write the predictions into this file, .csv or .json.", suffixes=(".csv", ".json")
+        ),
+    ] = None,
     overlays: Path = typer.Option(Path("out/overlays"), help="Segmentation: the folder for pictures."),
     masks: Path = typer.Option(Path("out/masks"), help="Segmentation: the folder for labels, as palette images."),
-    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
-    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> None:
     """Classify images, or segment them and draw the classes over them, as the network's weights say.
 
@@ -44,21 +46,13 @@ def predict(
 
     Example: kronattn predict photos/ church.jpg --weights kanet_kv --top 3 --output found.csv
     """
-    from kronattn.data.prepare import require_torchvision
-
-    require_torchvision("predict")
     from kronattn.measure import resolve_device
     from kronattn.models.files import load_model
     from kronattn.predict.inputs import list_images
     from kronattn.predict.run import predict_files
     from kronattn.predict.write import results_csv, results_json, results_table
-    from kronattn.present import to_rich
     from kronattn.tasks import find_task
 
-    if output is not None:
-        if output.suffix.lower() not in (".csv", ".json"):
-            raise ValueError(f"--output must end in .csv or .json, got {output}")
-        check_writable(output)
     paths = list_images(images)
     on = resolve_device(device)
     model, description = load_model(weights)
@@ -84,17 +78,14 @@ def predict(
     if written:
         _write_legend(description, overlays, masks)
     found = results_json(results, description, written)
-    if output is not None:
-        text = results_csv(results) if output.suffix.lower() == ".csv" else json_module.dumps(found, indent=2) + "\n"
-        write_atomically(output, text)
-    if json:
-        print_json(found)
-    else:
-        console.print(to_rich(results_table(results, description), width=console.width))
-        if written:
-            _print_legend(description)
-            for what, folder in (("Overlays", overlays), ("Masks", masks)):
-                console.print(f"{what}: {folder}", highlight=False, markup=False, soft_wrap=True)
+    if output is not None and output.suffix.lower() == ".csv":
+        write_atomically(output, results_csv(results))
+    elif output is not None:
+        write_json(output, found)
+    show_tables([results_table(results, description)], found if json else None)
+    if written and not json:
+        _print_legend(description)
+        say(f"Overlays: {overlays}", f"Masks: {masks}")
     if any(result.error for result in results):
         raise typer.Exit(1)
 

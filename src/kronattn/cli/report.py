@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from kronattn.cli.output import QUIET_HELP, be_quiet, check_writable, console, print_json, progress, write_atomically
+from kronattn.cli.options import Device, Dtype, Json, Quiet, output_file
+from kronattn.cli.output import console, print_json, progress, say, write_atomically
+from kronattn.extras import require_library
 
 __all__ = ["report"]
 
 
 def report(
-    output: Path = typer.Option(
-        Path("out/report.html"), "--output", "-o", help="Write the page into this file, .html."
-    ),
-    device: str = typer.Option("cpu", help="Where to measure: auto, cpu, cuda, cuda:1, mps."),
-    dtype: str = typer.Option("float32", help="float32, float16, bfloat16 or float64."),
-    quick: bool = typer.Option(False, "--quick", help="Small sizes only, in a few seconds."),
-    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
-    json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the tables."),
+    output: Annotated[
+        Path, output_file("--output", "-o", help="Write the page into this file, .html.", suffixes=[".html"])
+    ] = Path("out/report.html"),
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes only, in a few seconds.")] = False,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> None:
     """Recompute the paper's tables, check its theorem, and write both as one self-contained HTML page.
 
@@ -29,14 +32,11 @@ def report(
     """
     # Imported here, so that a sub-command loads what it needs and no more.
     from kronattn.measure import describe_environment, resolve_device, resolve_dtype
-    from kronattn.present import require_matplotlib, to_json, to_rich
+    from kronattn.present import to_json, to_rich
     from kronattn.report import SECTIONS, Settings, render_page
 
-    if output.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"--output must end in .html, got {output}")
     settings = Settings(resolve_device(device), resolve_dtype(dtype), quick, progress)
-    check_writable(output)
-    require_matplotlib("the report")
+    require_library("matplotlib.figure", "the report")
 
     sections = []
     for section in SECTIONS:
@@ -52,6 +52,6 @@ def report(
         tables = [to_json(table) for _, content in sections for table in content.tables]
         print_json({"output": str(output), "passed": passed, "highlights": highlights, "tables": tables})
     else:
-        console.print(f"Report: {output}", highlight=False, markup=False, soft_wrap=True)
+        say(f"Report: {output}")
     if not all(passed.values()):
         raise typer.Exit(1)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from kronattn.cli.options import listed
-from kronattn.cli.output import (
-    check_figure,
-    check_writable,
-    console,
-    print_json,
-    progress,
-    write_atomically,
-    write_figure,
-)
+from kronattn.cli.options import figure_file, listed, show_tables
+from kronattn.cli.output import check_writable, print_json, progress, say, write_atomically, write_figure
+from kronattn.extras import require_library
 
 __all__ = ["study"]
 
@@ -37,7 +31,9 @@ def study(
     prepare: Path | None = typer.Option(
         None, help="Write the data into this folder, scaled as the study says, and do nothing else."
     ),
-    figure: Path | None = typer.Option(None, help="Draw what each layer gains into this file, .png or .svg."),
+    figure: Annotated[
+        Path | None, figure_file("--figure", help="Draw what each layer gains into this file, .png or .svg.")
+    ] = None,
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the tables."),
 ) -> None:
     """Train each context layer on each data set with each seed, by the rules of the study's file.
@@ -48,7 +44,6 @@ def study(
     """
     import torch
 
-    from kronattn.present import require_matplotlib, to_rich
     from kronattn.study.figures import draw_gains
     from kronattn.study.page import study_page
     from kronattn.study.prepare import prepare_data
@@ -64,11 +59,9 @@ def study(
         raise FileNotFoundError(f"--data {data} is not a folder: give the one that holds {chosen.parts[0].path}")
     if prepare is not None:
         for path in prepare_data(chosen, data, prepare, track=progress):
-            console.print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", highlight=False, markup=False, soft_wrap=True)
+            say(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
         return
-    require_matplotlib("the study's page")
-    if figure is not None:
-        check_figure(figure, "--figure")
+    require_library("matplotlib.figure", "the study's page")
     target = check_writable(output or Path(f"results/{whole.name}.json"))
     shown = check_writable(page or target.with_suffix(".html"), "--page")
     records = Records(whole, target, [Path(name) for name in listed(taken)])
@@ -102,8 +95,6 @@ def study(
     if json:
         print_json({"summary": summary, "missing": missing, "output": str(target), "page": str(shown)})
         return
-    for part in summary:
-        if part["runs"]:
-            console.print(to_rich(part_table(part, found["costs"]), width=console.width))
+    show_tables(part_table(part, found["costs"]) for part in summary if part["runs"])
     rest = f", {missing} runs are still to be done: the same command goes on" if missing else ""
-    console.print(f"Results: {target}, page: {shown}{rest}", highlight=False, markup=False, soft_wrap=True)
+    say(f"Results: {target}, page: {shown}{rest}")

@@ -19,17 +19,14 @@ from kronattn.cli.options import (
     Seconds,
     Sizes,
     budget_in_bytes,
-    check_outputs,
     show,
     show_tables,
 )
-from kronattn.cli.output import progress, write_figure
+from kronattn.cli.output import measuring, progress, write_figure
 
 __all__ = ["app", "networks", "operators", "segmentation"]
 
 app = typer.Typer(no_args_is_help=True, help="The paper's tables, recomputed beside the printed values.")
-
-measuring = partial(progress, description="Measuring")
 
 
 @app.command()
@@ -50,13 +47,11 @@ def operators(
     Example: kronattn tables operators --output operators.png
     """
     # Imported here, so that a sub-command loads what it needs and no more.
-    from kronattn.measure import resolve_device, resolve_dtype
     from kronattn.tables.operators.table import CASES, QUICK_CASES, measure_operators
 
-    where, kind, budget = resolve_device(device), resolve_dtype(dtype), budget_in_bytes(memory_budget)
-    check_outputs(None, output, "--output")
     cases, seconds = (QUICK_CASES, 0.1) if quick else (CASES, 4.0)
-    found = measure_operators(cases, device=where, dtype=kind, seconds=seconds, budget=budget, track=measuring)
+    budget = budget_in_bytes(memory_budget)
+    found = measure_operators(cases, device=device, dtype=dtype, seconds=seconds, budget=budget, track=measuring)
     show(found, json=json, figure=output)
 
 
@@ -95,20 +90,17 @@ def segmentation(
 
     Example: kronattn tables segmentation --sizes 321,513 --output heads.png
     """
-    from kronattn.measure import resolve_device, resolve_dtype
     from kronattn.tables.segmentation.candidates import Case
     from kronattn.tables.segmentation.heads import draw_heads, head_table, measure_heads, parse_sizes
     from kronattn.tables.segmentation.networks import count_networks, network_table, to_json
     from kronattn.tables.segmentation.printed import read_results
 
-    where, kind, budget = resolve_device(device), resolve_dtype(dtype), budget_in_bytes(memory_budget)
-    chosen = parse_sizes(sizes)
-    check_outputs(None, output, "--output")
+    chosen, budget = parse_sizes(sizes), budget_in_bytes(memory_budget)
     ours = read_results(results)
     counted = count_networks(chosen, backbone=backbone)
     channels, stride = counted[0].channels, counted[0].stride
     cases = [Case(size, batch=batch, channels=channels, stride=stride) for size in chosen]
-    found = measure_heads(cases, device=where, dtype=kind, seconds=seconds, budget=budget, track=measuring)
+    found = measure_heads(cases, device=device, dtype=dtype, seconds=seconds, budget=budget, track=measuring)
     if output is not None:
         write_figure(output, draw_heads(found))
     payload = {"backbone": backbone, "rows": to_json(counted, ours), "heads": found.to_json()} if json else None

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kronattn.cli.options import Json, Picture, Quiet, check_outputs, show_tables
+from kronattn.cli.options import Json, Picture, Quiet, show_tables
 from kronattn.cli.output import progress, write_figure
 
 __all__ = ["theorem"]
@@ -34,7 +34,6 @@ def theorem(
     from kronattn.distributions import check_theorem, draw_samples, draw_theorem, random_setting
     from kronattn.tables.theorem import theorem_table, to_json
 
-    check_outputs(None, output, "--output")
     if not 0 < confidence < 1:
         raise ValueError(f"--confidence must be between 0 and 1, both excluded, got {confidence}")
 

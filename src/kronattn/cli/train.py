@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import typer
 
-from kronattn.cli.network import accelerator_of
-from kronattn.cli.output import QUIET_HELP, be_quiet, console, print_json, progress
+from kronattn.cli.options import Data, Quiet, SkipBadImages, accelerator_of
+from kronattn.cli.output import print_json, progress, say
 from kronattn.cli.threads import use_threads
 
 if TYPE_CHECKING:
     from kronattn.training.progress import Progress
     from kronattn.training.recipe import Recipe
 
-__all__ = ["CONTEXT", "overrides_of", "train"]
+__all__ = ["CONTEXT", "changed_recipe", "train"]
 
 # Everything that is not an option of the command is a setting of the recipe.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -31,7 +31,7 @@ CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 def train(
     context: typer.Context,
     config: Path = typer.Option(..., help="The recipe: a YAML file, or the name of ours, such as digits."),
-    data: str | None = typer.Option(None, help="Where the images lie: a folder, a .tar, a pattern."),
+    data: Data = None,
     model: str | None = typer.Option(None, help="The network: one of ours, or timm/NAME."),
     seed: int | None = typer.Option(None, help="Of weights, order and augmentation."),
     device: str | None = typer.Option(None, help="Where to run: auto, cpu, cuda, mps. Default: the recipe's."),
@@ -40,8 +40,8 @@ def train(
         None, "--output", "-o", help="The run's folder. Default: runs/RECIPE-MODEL-seedN."
     ),
     resume: bool = typer.Option(False, "--resume", help="Continue the run in its folder, if there is one."),
-    skip_bad_images: bool = typer.Option(False, "--skip-bad-images", help="Leave them out and count them."),
-    quiet: bool = typer.Option(False, "--quiet", "-q", callback=be_quiet, help=QUIET_HELP),
+    skip_bad_images: SkipBadImages = False,
+    quiet: Quiet = False,
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the summary."),
 ) -> None:
     """Train a network after a recipe; any setting can be changed with key=value or --key value.
@@ -53,9 +53,7 @@ def train(
     """
     from kronattn.tasks import find_task
     from kronattn.training.precompile import precompiling
-    from kronattn.training.recipe import load_recipe
 
-    changes = overrides_of(context.args)
     named: dict[str, object] = {
         "data.path": data,
         "model.name": model,
@@ -63,12 +61,9 @@ def train(
         "devices": devices,
         "output": output,
         "threads": context.parent.params.get("threads") if context.parent else None,
+        "data.skip_bad_images": "true" if skip_bad_images else None,
     }
-    named["accelerator"] = None if device is None else accelerator_of(device)
-    changes += [f"{key}={value}" for key, value in named.items() if value is not None]
-    if skip_bad_images:
-        changes.append("data.skip_bad_images=true")
-    recipe = load_recipe(config, changes)
+    recipe = changed_recipe(config, context.args, named, device)
     with precompiling(recipe):
         # What this imports takes as long as many a kernel to compile.
         result, folder = _run(recipe, config, resume, quiet)
@@ -88,8 +83,7 @@ def train(
         lines.append(f"{result['images_per_second']:,.0f} images a second in training, {waiting}")
     if result.get("skipped_images"):
         lines.append(f"{result['skipped_images']} bad images left out, such as {result['skipped'][0]}")
-    for line in [*lines, f"Run: {folder}"]:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    say(*lines, f"Run: {folder}")
 
 
 def _run(recipe: Recipe, config: Path, resume: bool, quiet: bool) -> tuple[dict[str, Any], Path]:
@@ -98,7 +92,8 @@ def _run(recipe: Recipe, config: Path, resume: bool, quiet: bool) -> tuple[dict[
     from kronattn.training.interruption import Interrupted
     from kronattn.training.run import train
 
-    folder = run_folder(recipe, _recipe_name(config))
+    # A run's own copy of its recipe is called after its folder.
+    folder = run_folder(recipe, config.parent.name if config.name == "config.yaml" else config.stem)
     recipe = _with_threads(recipe, folder if resume else None)
     shown: Progress = None if quiet else "bar" if sys.stdout.isatty() and sys.stderr.isatty() else "lines"
     try:
@@ -145,6 +140,17 @@ def _how_to_go_on(folder: Path) -> str:
     return f"interrupted; the checkpoint is {last}, and this goes on from it: {shlex.join(command)}"
 
 
+def changed_recipe(
+    config: str | Path, arguments: list[str], named: Mapping[str, object], device: str | None = None
+) -> Recipe:
+    """A recipe with the settings of a command line, and those of its options that were given."""
+    from kronattn.training.recipe import load_recipe
+
+    given = {**named, "accelerator": None if device is None else accelerator_of(device)}
+    changes = [f"{key}={value}" for key, value in given.items() if value is not None]
+    return load_recipe(config, [*overrides_of(arguments), *changes])
+
+
 def overrides_of(arguments: list[str]) -> list[str]:
     """Settings as key=value, from ``key=value``, ``--key=value`` and ``--key value``.
 
@@ -163,8 +169,3 @@ def overrides_of(arguments: list[str]) -> list[str]:
             argument = f"{argument}={value}"
         found.append(argument.removeprefix("--"))
     return found
-
-
-def _recipe_name(config: Path) -> str:
-    """A recipe's name; a run's own copy is called after its folder."""
-    return config.parent.name if config.name == "config.yaml" else config.stem

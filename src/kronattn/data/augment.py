@@ -17,6 +17,7 @@ from torch import Tensor
 __all__ = [
     "center_crop",
     "flip",
+    "in_window",
     "jitter",
     "mix",
     "normalise",
@@ -105,8 +106,8 @@ def random_erase(images: Tensor, probability: float, area: tuple[float, float] =
     device = images.device
     share = _draw(samples, device, *area)
     shape = _draw(samples, device, math.log(0.3), math.log(1 / 0.3)).exp()
-    rows = _in_window(height, (share * shape).sqrt(), samples, device)[:, None, :, None]
-    columns = _in_window(width, (share / shape).sqrt(), samples, device)[:, None, None, :]
+    rows = in_window(height, (share * shape).sqrt())[:, None, :, None]
+    columns = in_window(width, (share / shape).sqrt())[:, None, None, :]
     chosen = torch.rand(samples, 1, 1, 1, device=device) < probability
     return images.masked_fill(rows & columns & chosen, 0)
 
@@ -181,11 +182,11 @@ def _colour(values: tuple[float, ...], device: torch.device) -> Tensor:
         return torch.tensor(values, device=device).view(-1, 1, 1) * 255
 
 
-def _in_window(length: int, share: Tensor, samples: int, device: torch.device) -> Tensor:
-    """Which positions of an axis lie in a window of a share of its length, at a random place; (samples, length)."""
+def in_window(length: int, share: Tensor) -> Tensor:
+    """Which positions of an axis lie in windows of (N,) shares of its length, at random places: (N, length)."""
     window = share.clamp(max=1) * length
-    start = torch.rand(samples, device=device) * (length - window)
-    position = torch.arange(length, device=device) + 0.5
+    start = torch.rand(len(share), device=share.device) * (length - window)
+    position = torch.arange(length, device=share.device) + 0.5
     return (position >= start[:, None]) & (position < (start + window)[:, None])
 
 

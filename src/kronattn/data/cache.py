@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import FileLock  # comes with torch
 from torch import Tensor
 
 from kronattn.data.archives import Entry
@@ -56,7 +55,8 @@ def cached(folder: Path | None, key: str, make: Callable[[], Decoded]) -> Decode
         return make()
     place = folder / key
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / f"{key}.lock"):
+    # The system takes the lock back when a process is killed.
+    with FileLock(folder / f"{key}.lock"):
         if not place.exists():
             made = make()
             try:
@@ -84,19 +84,3 @@ def _read(place: Path) -> Decoded:
     # Copy-on-write: nothing that is done to the tensors reaches the files, and what is only read is shared.
     tensors = {file.stem: torch.from_numpy(np.load(file, mmap_mode="c")) for file in sorted(place.glob("*.npy"))}
     return tensors, json.loads((place / _BAD).read_text())
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that the system takes back when a process is killed."""
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # no such locks on Windows: two processes may then decode the same
-        yield
-        return
-    handle = os.open(path, os.O_CREAT | os.O_RDWR)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 
 from kronattn.data.classification import LabelledImages
-from kronattn.data.decoded import DecodedSamples, Track, decode_each, untracked
+from kronattn.data.decoded import DecodedSamples, ReadSamples, Track, good_samples, untracked
 from kronattn.data.images import BadImage
 
 __all__ = ["DecodedImages", "ImageDataset", "collate_good", "decode_all"]
@@ -37,46 +37,26 @@ class DecodedImages(DecodedSamples):
     labels: Tensor
 
 
-class ImageDataset(Dataset):
-    """Images that are decoded when they are asked for, in worker processes for instance: (3, size, size) uint8.
-
-    With ``skip_bad``, a bad image gives ``None``, which :func:`collate_good` leaves out, and is marked in ``skipped``,
-    which all worker processes share.
-    """
+class ImageDataset(ReadSamples):
+    """Images that are decoded when they are asked for: (3, size, size) uint8, and their labels."""
 
     def __init__(self, images: LabelledImages, size: int, *, skip_bad: bool = False) -> None:
-        self.images = images
+        super().__init__(images, skip_bad=skip_bad)
         self.size = size
-        self.skip_bad = skip_bad
-        self.skipped = torch.zeros(len(images.labels), dtype=torch.bool).share_memory_()
-
-    def __len__(self) -> int:
-        return len(self.images.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int] | None:
-        try:
-            image = self.images.image(index)
-        except BadImage:
-            if not self.skip_bad:
-                raise
-            self.skipped[index] = True
-            return None
-        return _scaled(image, self.size), self.images.labels[index]
+        return self.read(index)
 
-
-def _scaled(image: Image.Image, size: int) -> Tensor:
-    """RGB image to (3, size, size), uint8."""
-    if image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    def decode(self, index: int) -> tuple[Tensor, int]:
+        image = self.images.image(index)
+        if image.size != (self.size, self.size):
+            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1), self.images.labels[index]
 
 
 def collate_good(samples: list[Any]) -> Any:
     """A batch of those samples that could be read."""
-    good = [sample for sample in samples if sample is not None]
-    if not good:
-        raise BadImage(f"all {len(samples)} images of a batch are bad: nothing is left to train on")
-    return default_collate(good)
+    return default_collate(good_samples(samples, " of a batch"))
 
 
 def decode_all(
@@ -93,24 +73,15 @@ def decode_all(
         >>> decoded.pixels.shape, bad
         (torch.Size([360, 3, 32, 32]), [])
     """
-    total = len(images.labels)
-    pixels = torch.empty((total, 3, size, size), dtype=torch.uint8)
-
-    def decode(index: int) -> str | None:
-        try:
-            image = images.image(index)
-        except BadImage:
-            if not skip_bad:
-                raise
-            return images.name(index)
-        pixels[index] = _scaled(image, size)
-        return None
-
-    bad = list(decode_each(decode, total, track))
-    labels = torch.tensor(images.labels)
-    good = torch.tensor([name is None for name in bad])
+    dataset = ImageDataset(images, size, skip_bad=skip_bad)
+    # Into one tensor at once: a list of images and their stack would take twice the memory.
+    pixels, labels = torch.empty((len(images), 3, size, size), dtype=torch.uint8), torch.tensor(images.labels)
+    for index, sample in enumerate(dataset.read_all(track)):
+        if sample is not None:
+            pixels[index] = sample[0]
+    good = ~dataset.skipped
+    if not good.any():
+        raise BadImage(f"all {len(images)} images are bad: nothing is left to train on")
     if not good.all():
         pixels, labels = pixels[good], labels[good]
-    if not len(labels):
-        raise BadImage(f"all {total} images are bad: nothing is left to train on")
-    return DecodedImages(pixels, labels), [name for name in bad if name is not None]
+    return DecodedImages(pixels, labels), dataset.bad_names()

@@ -1,4 +1,5 @@
-"""Samples that are decoded once, by all processors, and kept: on any device, handed out a whole batch at a time."""
+"""Samples that are decoded when they are asked for, or once, by all processors, and kept: on any device, handed out a
+whole batch at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +13,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-__all__ = ["DecodedSamples", "Track", "available_processors", "decode_each", "untracked"]
+from kronattn.data.images import BadImage
+
+__all__ = [
+    "DecodedSamples",
+    "ReadSamples",
+    "Track",
+    "available_processors",
+    "decode_each",
+    "good_samples",
+    "stack_padded",
+    "untracked",
+]
 
 Result = TypeVar("Result")
 
@@ -23,6 +35,69 @@ Track = Callable[[Sequence[Any], str], Iterable[Any]]
 def untracked(items: Sequence[Any], description: str) -> Iterable[Any]:
     """A loop that nobody watches."""
     return items
+
+
+class ReadSamples(Dataset):
+    """Samples that are decoded when they are asked for, in worker processes for instance; a subclass says how.
+
+    With ``skip_bad``, a bad sample gives ``None``, which batches leave out, and is marked in ``skipped``, which worker
+    processes share.
+
+    Args:
+        images: has a length, and a name for each number.
+    """
+
+    def __init__(self, images: Any, *, skip_bad: bool = False) -> None:
+        self.images = images
+        self.skip_bad = skip_bad
+        self.skipped = torch.zeros(len(images), dtype=torch.bool).share_memory_()
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def decode(self, index: int) -> tuple[Any, Any]:
+        """A sample and its target; a bad one raises :class:`kronattn.data.images.BadImage`."""
+        raise NotImplementedError
+
+    def read(self, index: int) -> tuple[Any, Any] | None:
+        """What :meth:`decode` gives; ``None`` for a bad sample that is left out."""
+        try:
+            return self.decode(index)
+        except BadImage:
+            if not self.skip_bad:
+                raise
+            self.skipped[index] = True
+            return None
+
+    def read_all(self, track: Track = untracked) -> Iterator[tuple[Any, Any] | None]:
+        """Every sample, with a thread for each processor."""
+        return decode_each(self.read, len(self), track)
+
+    def bad_names(self) -> list[str]:
+        """What was left out so far."""
+        return [self.images.name(index) for index in self.skipped.nonzero().flatten().tolist()]
+
+
+def good_samples(samples: Sequence[tuple[Any, Any] | None], of: str = "") -> list[tuple[Any, Any]]:
+    """Those that could be read; none at all is an error."""
+    good = [sample for sample in samples if sample is not None]
+    if not good:
+        raise BadImage(f"all {len(samples)} images{of} are bad: nothing is left to train on")
+    return good
+
+
+def stack_padded(tensors: Sequence[Tensor], fill: float = 0) -> Tensor:
+    """Tensors of any sizes as one of the largest, each from the start of every axis on; beyond is ``fill``.
+
+    >>> stack_padded([torch.tensor([1, 2, 3]), torch.tensor([4])], fill=9)
+    tensor([[1, 2, 3],
+            [4, 9, 9]])
+    """
+    largest = [max(lengths) for lengths in zip(*(tensor.shape for tensor in tensors), strict=True)]
+    stacked = torch.full((len(tensors), *largest), fill, dtype=tensors[0].dtype)
+    for place, tensor in zip(stacked, tensors, strict=True):
+        place[tuple(map(slice, tensor.shape))] = tensor
+    return stacked
 
 
 @dataclass(eq=False)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
 
-from kronattn.data.decoded import Track, decode_each, untracked
-from kronattn.data.images import BadImage
+from kronattn.data.decoded import ReadSamples, Track, good_samples, stack_padded, untracked
 from kronattn.data.segmentation import SegmentedImages
 
 __all__ = [
@@ -38,10 +35,6 @@ class JointSettings:
         ignore_index: the label that masks are padded with.
         mean: of the colours, subtracted (values from 0 to 1); images are padded with it.
         std: of the colours, divided by.
-
-    Example:
-        >>> JointSettings(ignore_index=11).crop
-        321
     """
 
     crop: int = 321
@@ -62,47 +55,31 @@ class JointSettings:
             raise ValueError(f"ignore_index must lie between 0 and 255, not {self.ignore_index}")
 
 
-class SegmentationDataset(Dataset):
-    """Images and masks that are decoded when they are asked for, in worker processes for instance.
+class SegmentationDataset(ReadSamples):
+    """Images and masks that are decoded when they are asked for.
 
     Each sample is ``(tv_tensors.Image, tv_tensors.Mask)``, (3, H, W) and (H, W) uint8, or what ``transform`` makes of
-    the two. With ``skip_bad``, a bad sample gives ``None``, which :func:`collate_padded` leaves out, and is marked in
-    ``skipped``, which all worker processes share.
+    the two.
     """
 
     def __init__(self, images: SegmentedImages, transform: Joint | None = None, *, skip_bad: bool = False) -> None:
-        self.images = images
+        super().__init__(images, skip_bad=skip_bad)
         self.transform = transform
-        self.skip_bad = skip_bad
-        self.skipped = torch.zeros(len(images), dtype=torch.bool).share_memory_()
         self._kept: list[tuple[Any, Any] | None] | None = None
 
-    def __len__(self) -> int:
-        return len(self.images)
-
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor] | None:
-        pair = self._decoded(index) if self._kept is None else self._kept[index]
+        pair = self.read(index) if self._kept is None else self._kept[index]
         return pair if pair is None or self.transform is None else self.transform(*pair)
 
     def keep(self, track: Track = untracked) -> None:
         """Decode everything now and keep it."""
-        self._kept = list(self.decoded(track))
+        self._kept = list(self.read_all(track))
 
-    def decoded(self, track: Track = untracked) -> Iterator[tuple[Any, Any] | None]:
-        """Every pair; ``None`` for bad ones that are left out."""
-        return decode_each(self._decoded, len(self), track)
-
-    def _decoded(self, index: int) -> tuple[Any, Any] | None:
+    def decode(self, index: int) -> tuple[Any, Any]:
         from torchvision import tv_tensors
         from torchvision.transforms.v2 import functional
 
-        try:
-            picture, labels = self.images.pair(index)
-        except BadImage:
-            if not self.skip_bad:
-                raise
-            self.skipped[index] = True
-            return None
+        picture, labels = self.images.pair(index)
         return functional.to_image(picture), tv_tensors.Mask(torch.from_numpy(labels))
 
 
@@ -189,13 +166,5 @@ def collate_padded(samples: Sequence[tuple[Tensor, Tensor] | None], ignore_index
         >>> images.shape, masks.shape, int((masks == 255).sum())
         (torch.Size([2, 3, 4, 5]), torch.Size([2, 4, 5]), 18)
     """
-    good = [sample for sample in samples if sample is not None]
-    if not good:
-        raise BadImage(f"all {len(samples)} images of a batch are bad: nothing is left of it")
-    height, width = (max(image.shape[at] for image, _ in good) for at in (-2, -1))
-    padded = []
-    for image, mask in good:
-        missing = (0, width - image.shape[-1], 0, height - image.shape[-2])
-        padded.append((F.pad(image, missing), F.pad(mask, missing, value=ignore_index)))
-    images, masks = default_collate(padded)
-    return images, masks
+    images, masks = zip(*good_samples(samples, " of a batch"), strict=True)
+    return stack_padded(images), stack_padded(masks, ignore_index)

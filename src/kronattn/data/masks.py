@@ -28,10 +28,6 @@ class Labels:
         ignore_index: the label of pixels that count neither in training nor in evaluation.
         palette: the colour of each class, for masks that hold colours; None where there is none.
         ignore_colour: the colour of ignored pixels.
-
-    Example:
-        >>> Labels(("road", "sky"), ignore_index=11).num_classes
-        2
     """
 
     classes: tuple[str, ...]

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from kronattn.data.decoded import DecodedSamples
+from kronattn.data.decoded import DecodedSamples, stack_padded
 
 __all__ = ["DecodedPairs", "stack_pairs"]
 
@@ -42,11 +42,6 @@ def stack_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
         >>> found["pixels"].shape, found["sizes"].tolist()
         (torch.Size([2, 3, 4, 5]), [[2, 5], [4, 3]])
     """
-    height, width = (max(mask.shape[at] for _, mask in pairs) for at in (0, 1))
-    pixels = torch.zeros((len(pairs), 3, height, width), dtype=torch.uint8)
-    masks = torch.zeros((len(pairs), height, width), dtype=torch.uint8)
-    for index, (image, mask) in enumerate(pairs):
-        h, w = mask.shape
-        pixels[index, :, :h, :w] = image
-        masks[index, :h, :w] = mask
-    return {"pixels": pixels, "masks": masks, "sizes": torch.tensor([list(mask.shape) for _, mask in pairs])}
+    images, masks = zip(*pairs, strict=True)
+    sizes = torch.tensor([list(mask.shape) for mask in masks])
+    return {"pixels": stack_padded(images), "masks": stack_padded(masks), "sizes": sizes}

@@ -13,7 +13,7 @@ from kronattn.extras import require_library
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["Seen", "prepare_image", "require_torchvision", "seen_part"]
+__all__ = ["Seen", "prepare_image", "seen_part"]
 
 # A photograph of twenty million pixels would take gigabytes of features, and its objects exceed any training crop.
 _LONGEST = 2048
@@ -52,7 +52,7 @@ def prepare_image(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Ten
         >>> [tuple(prepare_image(image, seen, cut=cut).shape) for cut in ("centre", "whole", "own")]
         [(3, 224, 224), (3, 256, 256), (3, 200, 300)]
     """
-    require_torchvision("reading images")
+    require_library("torchvision", "reading images")
     from torchvision.transforms.v2 import functional
 
     from kronattn.data.images import central_square
@@ -94,11 +94,3 @@ def seen_part(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Image.I
     margin = (1 - seen.size / seen.resize) / 2
     left, top = round(image.width * margin), round(image.height * margin)
     return image.crop((left, top, image.width - left, image.height - top))
-
-
-def require_torchvision(wanted_by: str) -> None:
-    """Say what to install if torchvision is missing.
-
-    >>> require_torchvision("reading images")
-    """
-    require_library("torchvision", wanted_by, extra="vision")

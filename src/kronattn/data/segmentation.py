@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -203,11 +204,6 @@ def _camvid(files: Files, split: str, path: str) -> SegmentedImages:
     return _folder(files, split, path, CAMVID)
 
 
-def _facade(files: Files, split: str, path: str) -> SegmentedImages:
-    """Folders ``images`` and ``masks`` for each split."""
-    return _folder(files, split, path, FACADE)
-
-
 def _voc(files: Files, split: str, path: str) -> SegmentedImages:
     """VOC's own annotations, as torchvision's ``VOCSegmentation`` has them on disk."""
     root = _voc_root(files, path)
@@ -299,6 +295,6 @@ DATASETS: dict[str, Callable[..., SegmentedImages]] = {
     "voc_aug": _voc_aug,
     "sbd": _sbd,
     "camvid": _camvid,
-    "facade": _facade,
+    "facade": partial(_folder, labels=FACADE),
     "folder": _folder,
 }

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kronattn.data.augment import in_window
+
 __all__ = ["SpectrogramSettings", "mask_bands", "shift_in_time"]
 
 
@@ -63,14 +65,6 @@ def mask_bands(images: Tensor, bands: int, widest: float) -> Tensor:
     """Blank bands of rows and of columns of (N, C, H, W), which are normalised already: zero is the mean."""
     for _ in range(bands):
         for axis in (-2, -1):
-            images = images.masked_fill(_band(images, axis, widest), 0)
+            band = in_window(images.shape[axis], torch.rand(len(images), device=images.device) * widest)
+            images = images.masked_fill(band[:, None, :, None] if axis == -2 else band[:, None, None, :], 0)
     return images
-
-
-def _band(images: Tensor, axis: int, widest: float) -> Tensor:
-    samples, length = images.shape[0], images.shape[axis]
-    width = torch.rand(samples, 1, device=images.device) * widest * length
-    start = torch.rand(samples, 1, device=images.device) * (length - width)
-    position = torch.arange(length, device=images.device) + 0.5
-    inside = (position >= start) & (position < start + width)
-    return inside[:, None, :, None] if axis == -2 else inside[:, None, None, :]

@@ -13,7 +13,6 @@ from pathlib import PurePosixPath
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from kronattn.data.archives import Entry, list_files
@@ -42,7 +41,7 @@ class Spectrograms:
     def pixels(self, index: int) -> np.ndarray:
         """Decode one as (H, W) grey values, uint8: frequency up, time to the right."""
         entry = self.entries[index]
-        return decode_with(_grey, entry.read(), str(entry))
+        return decode_with(lambda image: np.array(image.convert("L")), entry.read(), str(entry))
 
 
 def load_spectrograms(path: str, fold: int, split: str) -> Spectrograms:
@@ -107,7 +106,3 @@ def _placed(name: str) -> tuple[int, str] | None:
         if matched := _FOLD.fullmatch(part):
             return int(matched[1]), parts[at + 1]
     return None
-
-
-def _grey(image: Image.Image) -> np.ndarray:
-    return np.array(image.convert("L"))

@@ -19,10 +19,6 @@ class VolumeSettings:
     Args:
         crop: the network sees crop in training; smaller volumes are padded with their mean.
         intensity: by how much contrast and brightness of the standardised values vary at most.
-
-    Example:
-        >>> VolumeSettings(crop=(32, 48, 32)).intensity
-        0.1
     """
 
     crop: tuple[int, int, int] = (32, 48, 32)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kronattn.data.archives import Entry, list_files
-from kronattn.data.decoded import DecodedSamples, Track, untracked
+from kronattn.data.decoded import DecodedSamples, Track, stack_padded, untracked
 from kronattn.data.images import BadImage
 from kronattn.extras import require_library
 
@@ -114,12 +114,14 @@ def decode_volumes(volumes: Volumes, *, track: Track = untracked) -> dict[str, T
                 "all volumes to one spacing first"
             )
         decoded.append((_standardised(voxels, image), _checked(label, voxels.shape, image, volumes.classes)))
-    return _stacked(decoded)
+    values, labels = ([torch.from_numpy(array) for array in arrays] for arrays in zip(*decoded, strict=True))
+    sizes = torch.tensor([label.shape for label in labels])
+    return {"voxels": stack_padded(values)[:, None], "labels": stack_padded(labels, IGNORED), "sizes": sizes}
 
 
 def _read(entry: Entry) -> tuple[np.ndarray, tuple[float, ...]]:
     """The voxels and their spacing."""
-    nibabel: Any = require_library("nibabel", "NIfTI volumes", extra="volumes")
+    nibabel: Any = require_library("nibabel", "NIfTI volumes")
     data = entry.read()
     try:
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
@@ -154,18 +156,6 @@ def _checked(entry: Entry, shape: tuple[int, ...], image: Entry, classes: Sequen
             f"{entry}: label {labels[place]:g} at {place}; labels are 0 to {most - 1}, and {IGNORED} where ignored"
         )
     return whole.astype(np.uint8)
-
-
-def _stacked(decoded: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, Tensor]:
-    sizes = torch.tensor([labels.shape for _, labels in decoded])
-    grid = tuple(sizes.amax(0).tolist())
-    voxels = torch.zeros((len(decoded), *grid), dtype=torch.float16)
-    labels = torch.full((len(decoded), *grid), IGNORED, dtype=torch.uint8)
-    for index, (values, truth) in enumerate(decoded):
-        depth, height, width = truth.shape
-        voxels[index, :depth, :height, :width] = torch.from_numpy(values)
-        labels[index, :depth, :height, :width] = torch.from_numpy(truth)
-    return {"voxels": voxels[:, None], "labels": labels, "sizes": sizes}
 
 
 @dataclass(eq=False)

@@ -28,14 +28,11 @@ MAX_UPLOAD = 20 * 2**20
 
 
 def require_gradio() -> None:
-    """Say what to install if Gradio is missing, and keep it from reporting to its makers.
-
-    >>> require_gradio()
-    """
+    """Say what to install if Gradio is missing, and keep it from reporting to its makers."""
     # Read when Gradio is imported.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    require_library("gradio", "the page", extra="demo")
+    require_library("gradio", "the page")
 
 
 def serve(

@@ -59,12 +59,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Normal:
-    """A multivariate normal distribution as the paper claims it: mean (d,), covariance (d, d).
-
-    >>> import torch
-    >>> Normal(torch.zeros(2), torch.eye(2)).size
-    2
-    """
+    """A multivariate normal distribution as the paper claims it: mean (d,), covariance (d, d)."""
 
     mean: Tensor
     covariance: Tensor

@@ -30,12 +30,10 @@ def draw_theorem(setting: Setting, samples: Samples, *, claims: Claims | None = 
     >>> len(draw_theorem(setting, draw_samples(setting, 2000)).axes) >= 6
     True
     """
-    require_library("matplotlib.figure", "the theorem's figure", extra="plots")
-    from matplotlib.figure import Figure
-
     claims = paper_claims(setting) if claims is None else claims
     height, width = setting.height, setting.width
-    figure = Figure(figsize=(15, 8.2), layout="constrained")
+    drawing = require_library("matplotlib.figure", "the theorem's figure")
+    figure = drawing.Figure(figsize=(15, 8.2), layout="constrained")
     axes = figure.subplots(2, 3)
     figure.suptitle(
         f"Theorem 1 on {height}×{width} feature maps: the paper's distributions and {samples.count:,} samples",

@@ -201,10 +201,7 @@ class KroneckerSumNormal(Distribution):
         >>> model.row_marginal(1).mean
         tensor([5., 5., 5.])
         """
-        i = _index("row", index, self.event_shape[0])
-        mean = self.row_mean[..., i, None] + self.column_mean
-        variance = self.row_covariance[..., i, i]
-        return self._multivariate(mean, _add_to_diagonal(self.column_covariance, variance))
+        return self._marginal(*self._rows_first(), _index("row", index, self.event_shape[0]))
 
     def column_marginal(self, index: int) -> MultivariateNormal:
         """Return the distribution of column j: mean υⱼ + μ, covariance Ψⱼⱼ I + Ω, event shape (h,).
@@ -213,10 +210,7 @@ class KroneckerSumNormal(Distribution):
         >>> model.column_marginal(1).mean
         tensor([0., 5.])
         """
-        j = _index("column", index, self.event_shape[1])
-        mean = self.column_mean[..., j, None] + self.row_mean
-        variance = self.column_covariance[..., j, j]
-        return self._multivariate(mean, _add_to_diagonal(self.row_covariance, variance))
+        return self._marginal(*self._columns_first(), _index("column", index, self.event_shape[1]))
 
     def row_average(self) -> MultivariateNormal:
         """Return the distribution of the average of the h rows (Eq. 4), event shape (w,).
@@ -228,7 +222,7 @@ class KroneckerSumNormal(Distribution):
         >>> model.row_average().variance
         tensor([1., 1., 1.])
         """
-        return self._multivariate(self._row_average_mean(), self._row_average_covariance())
+        return self._multivariate(*_average(*self._rows_first()))
 
     def column_average(self) -> MultivariateNormal:
         """Return the distribution of the average of the w columns (Eq. 5), event shape (h,).
@@ -239,7 +233,7 @@ class KroneckerSumNormal(Distribution):
         >>> model.column_average().variance
         tensor([0.5000, 0.5000])
         """
-        return self._multivariate(self._column_average_mean(), self._column_average_covariance())
+        return self._multivariate(*_average(*self._columns_first()))
 
     def tilde(self) -> KroneckerSumNormal:
         """Return the distribution of X̃ in Theorem 1 (Eq. 6): what rebuilds a feature map from its averages.
@@ -254,13 +248,8 @@ class KroneckerSumNormal(Distribution):
         >>> (model.tilde().variance.sum() / model.variance.sum()).item()  # 2 / h
         0.5
         """
-        return KroneckerSumNormal(
-            self._column_average_mean(),
-            self._row_average_mean(),
-            self._column_average_covariance(),
-            self._row_average_covariance(),
-            validate_args=self._validate_args,
-        )
+        (mu, omega), (upsilon, psi) = _average(*self._columns_first()), _average(*self._rows_first())
+        return KroneckerSumNormal(mu, upsilon, omega, psi, validate_args=self._validate_args)
 
     def _multivariate(self, mean: Tensor, covariance: Tensor) -> MultivariateNormal:
         # Sums of factors that were checked need no second check, but their values are to be checked as here.
@@ -268,19 +257,16 @@ class KroneckerSumNormal(Distribution):
         normal._validate_args = self._validate_args
         return normal
 
-    def _row_average_mean(self) -> Tensor:
-        return self.row_mean.mean(-1, keepdim=True) + self.column_mean
+    # Rows and columns are alike: what holds for the ones holds for the others with both factors exchanged.
 
-    def _column_average_mean(self) -> Tensor:
-        return self.column_mean.mean(-1, keepdim=True) + self.row_mean
+    def _rows_first(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.row_mean, self.row_covariance, self.column_mean, self.column_covariance
 
-    def _row_average_covariance(self) -> Tensor:
-        height = self.event_shape[0]
-        return _add_to_diagonal(self.column_covariance / height, self.row_covariance.sum((-2, -1)) / height**2)
+    def _columns_first(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.column_mean, self.column_covariance, self.row_mean, self.row_covariance
 
-    def _column_average_covariance(self) -> Tensor:
-        width = self.event_shape[1]
-        return _add_to_diagonal(self.row_covariance / width, self.column_covariance.sum((-2, -1)) / width**2)
+    def _marginal(self, mu: Tensor, omega: Tensor, upsilon: Tensor, psi: Tensor, i: int) -> MultivariateNormal:
+        return self._multivariate(mu[..., i, None] + upsilon, _add_to_diagonal(psi, omega[..., i, i]))
 
     def _decomposed(self) -> Spectrum:
         if self._spectrum is None:
@@ -323,6 +309,12 @@ def _kl(first: KroneckerSumNormal, second: KroneckerSumNormal) -> Tensor:
     squared = (gap * _kronecker_sum.solve(*second._factors, gap, parts)).sum((-2, -1))
     size = first.event_shape.numel()
     return (trace + squared - size + second._log_determinant() - first._log_determinant()) / 2
+
+
+def _average(mu: Tensor, omega: Tensor, upsilon: Tensor, psi: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of the average over the first axis."""
+    count = mu.shape[-1]
+    return mu.mean(-1, keepdim=True) + upsilon, _add_to_diagonal(psi / count, omega.sum((-2, -1)) / count**2)
 
 
 def _index(axis: str, index: int, size: int) -> int:

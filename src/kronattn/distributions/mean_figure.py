@@ -29,10 +29,8 @@ def draw_means(setting: Setting, count: int = 20_000, *, seed: int = 0) -> Figur
     >>> [axis.get_title() for axis in draw_means(random_setting(3, 4), 2000).axes][:2]
     ['Mean of X', 'Mean of X̃ (Theorem 1)']
     """
-    require_library("matplotlib.figure", "the figure of means", extra="plots")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, 6.4), layout="constrained")
+    drawing = require_library("matplotlib.figure", "the figure of means")
+    figure = drawing.Figure(figsize=(10.5, 6.4), layout="constrained")
     axes = figure.subplots(2, 3, width_ratios=(1.15, 1.15, 1))
     rows = ((setting, "as it is"), (setting.normalised(), "normalised"))
     claims = [paper_claims(one) for one, _ in rows]

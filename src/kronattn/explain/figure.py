@@ -1,4 +1,4 @@
-"""The picture: an image under the map of where one position attends, its row and column weights along the edges."""
+"""The picture: views of several layers and operators beside each other, with their names and scales."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kronattn.explain.heat import HEAT, overlaid
+from kronattn.explain.heat import HEAT, drawn_shares
 from kronattn.explain.operators import LABELS, MODES, Comparison
 from kronattn.explain.place import grid_position
-from kronattn.explain.shares import drawn_shares
-from kronattn.explain.view import COLOURS
+from kronattn.explain.view import COLOURS, draw_view
 from kronattn.present import new_figure
 
 if TYPE_CHECKING:
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
 __all__ = ["draw_layer", "draw_layers"]
-
-_LONGEST = 448  # pixels of the picture below the map
 
 
 def draw_layer(
@@ -56,9 +53,7 @@ def draw_layers(
     caption: str = "",
 ) -> Figure:
     """Draw several layers below each other, under a caption; other arguments as in :func:`draw_layer`."""
-    small = image.copy()
-    small.thumbnail((_LONGEST, _LONGEST))
-    shape = min(max(small.height / small.width, 0.4), 2.5)
+    shape = min(max(image.height / image.width, 0.4), 2.5)
     width = 3.1
     heights = [width * shape + 0.95] * len(comparisons)
     figure = new_figure("the figure", width * len(modes) + 0.2, sum(heights) + (0.35 if caption else 0))
@@ -72,58 +67,31 @@ def draw_layers(
         panels = np.atleast_1d(part.subfigures(1, len(modes)))
         for panel, mode in zip(panels, modes, strict=True):
             if mode in comparison.calls:
-                _draw_panel(panel, small, comparison, mode, (row, column))
+                _draw_panel(panel, image, comparison, mode, place)
             else:
                 positions = comparison.grid[0] * comparison.grid[1]
                 panel.text(0.5, 0.5, f"{LABELS[mode]}: left out,\n{positions:,} positions", ha="center", fontsize=9)
     return figure
 
 
-def _draw_panel(panel: Any, image: Image.Image, comparison: Comparison, mode: str, position: tuple[int, int]) -> None:
+def _draw_panel(panel: Any, image: Image.Image, comparison: Comparison, mode: str, place: tuple[float, float]) -> None:
     call = comparison.calls[mode]
-    rows, columns, places = drawn_shares(call.at(*position))
-    width, height = image.size
-    colour = COLOURS[mode]
-    axes = panel.subplots(
-        2, 2, gridspec_kw={"width_ratios": (1, 6), "height_ratios": (1, 6), "hspace": 0.02, "wspace": 0.02}
-    )
-    corner, top, left, main = axes.ravel()
-    corner.axis("off")
-
-    main.imshow(np.asarray(overlaid(image, places)), extent=(0, width, height, 0), aspect="auto")
-    row, column = position
-    cell = (width / comparison.grid[1], height / comparison.grid[0])
-    from matplotlib.patches import Rectangle
-
-    # Red, which is no colour of the map's, on white.
-    for edge, line in (("white", 3.2), ("#e53e3e", 1.8)):
-        main.add_patch(Rectangle((column * cell[0], row * cell[1]), *cell, fill=False, edgecolor=edge, linewidth=line))
-    main.set(xticks=[], yticks=[], xlim=(0, width), ylim=(height, 0))
-    _draw_bar(panel, axes, float(places.max()))
-
-    step = width / len(columns)
-    top.bar(np.arange(len(columns)) * step, columns, width=step, align="edge", color=colour, linewidth=0)
-    top.set(xlim=(0, width), xticks=[], yticks=[])
-    step = height / len(rows)
-    left.barh(np.arange(len(rows)) * step, rows, height=step, align="edge", color=colour, linewidth=0)
-    left.set(ylim=(height, 0), xticks=[], yticks=[])
-    # One scale for both edges, or a faint row would look like a strong column.
-    most = max(float(rows.max()), float(columns.max())) * 1.05
-    top.set_ylim(0, most)
-    left.set_xlim(most, 0)
-    for axis in (top, left):
-        axis.spines[:].set_visible(False)
+    axis = panel.subplots()
+    axis.imshow(np.asarray(draw_view(image, call, place)))
+    axis.axis("off")
     own = ", the network's own" if mode == comparison.own else ""
-    top.set_title(f"{LABELS[mode]}{own}", fontsize=9, loc="left", color=colour, fontweight="bold" if own else None)
+    weight = "bold" if own else None
+    axis.set_title(f"{LABELS[mode]}{own}", fontsize=9, loc="left", color=COLOURS[mode], fontweight=weight)
+    _draw_bar(panel, axis, float(drawn_shares(call.at(*grid_position(place, call.grid)))[2].max()))
 
 
-def _draw_bar(panel: Any, axes: Any, most: float) -> None:
+def _draw_bar(panel: Any, axis: Any, most: float) -> None:
     """A colour bar below the map: from nothing to the largest share of one position."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
     colours = ScalarMappable(Normalize(0, 100 * most), LinearSegmentedColormap.from_list("heat", HEAT))
-    bar = panel.colorbar(colours, ax=list(axes.ravel()), location="bottom", shrink=0.8, aspect=40, pad=0.02)
+    bar = panel.colorbar(colours, ax=axis, location="bottom", shrink=0.8, aspect=40, pad=0.02)
     bar.set_ticks([0, 100 * most], labels=["0", f"{most:.2%}"])
     bar.ax.tick_params(labelsize=7, length=0)
     bar.outline.set_visible(False)

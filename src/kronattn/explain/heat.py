@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-__all__ = ["HEAT", "heat_colours", "overlaid"]
+from kronattn.nn.recorded import PositionWeights
+
+__all__ = ["HEAT", "drawn_shares", "heat_colours", "overlaid"]
 
 # Viridis: as light as it is large, also in grey and for the colour-blind.
 HEAT = ("#440154", "#472f7d", "#39568c", "#29788e", "#1f968b", "#35b779", "#74d055", "#b8de29", "#fde725")
@@ -13,6 +15,19 @@ _ANCHORS = np.array([[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colo
 # How much of a pixel's colour is the weight's, and how dark the photograph below may be.
 _STRENGTH = 0.6
 _DARKEST = 0.3
+
+
+def drawn_shares(weights: PositionWeights) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights of rows, columns and positions for the first sample, heads averaged, of a whole of one.
+
+    With the mean counted once, a row may weigh less than nothing: it is asked for less than by all positions on the
+    average. Nothing is drawn there.
+    """
+    rows, columns, places = (
+        (x[0].mean(dim=0).float().cpu().numpy() / weights.total).clip(min=0)
+        for x in (weights.rows, weights.columns, weights.map)
+    )
+    return rows, columns, places
 
 
 def heat_colours(values: np.ndarray) -> np.ndarray:

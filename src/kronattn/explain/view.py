@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from PIL import Image, ImageDraw
 
-from kronattn.explain.heat import overlaid
+from kronattn.explain.heat import drawn_shares, overlaid
 from kronattn.explain.place import grid_position
-from kronattn.explain.shares import drawn_shares
 from kronattn.nn.recorded import RecordedAttention
 
 __all__ = ["COLOURS", "MARGIN", "draw_view", "place_in_view"]

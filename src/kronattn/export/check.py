@@ -37,6 +37,9 @@ class Difference:
         """The difference over the largest output."""
         return self.absolute / self.outputs if self.outputs else self.absolute
 
+    def to_json(self) -> dict[str, object]:
+        return {"size": list(self.size), "largest": self.absolute, "largest_output": self.outputs}
+
     def __str__(self) -> str:
         height, width = self.size
         return f"{self.absolute:.1e} at {height}×{width} (outputs up to {self.outputs:.2g})"

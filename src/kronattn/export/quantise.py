@@ -45,11 +45,19 @@ def quantise(content: bytes, how: str, calibration: Iterable[Tensor] = ()) -> by
             return small.read_bytes()
         # Folds batch norms into convolutions, which the ranges depend on.
         quant_pre_process(plain, ready, skip_symbolic_shape=True)
-        reader = _Reader(calibration)
+        batches = iter(calibration)
+
+        class Reader(quantization.CalibrationDataReader):
+            """Calibration images one batch after another."""
+
+            def get_next(self) -> dict[str, Any] | None:
+                batch = next(batches, None)
+                return None if batch is None else {"image": batch.numpy()}
+
         quantization.quantize_static(
             ready,
             small,
-            reader,
+            Reader(),
             op_types_to_quantize=_QUANTISED,
             per_channel=True,
             weight_type=quantization.QuantType.QInt8,
@@ -65,26 +73,6 @@ def _without_inner_shapes(content: bytes) -> bytes:
     model = onnx.load_from_string(content)
     del model.graph.value_info[:]
     return model.SerializeToString()
-
-
-class _Reader:
-    """Calibration images one batch after another, as onnxruntime asks for them."""
-
-    def __init__(self, batches: Iterable[Tensor]) -> None:
-        self._batches = iter(batches)
-
-    def get_next(self) -> dict[str, Any] | None:
-        batch = next(self._batches, None)
-        return None if batch is None else {"image": batch.numpy()}
-
-    def __iter__(self) -> _Reader:
-        return self
-
-    def __next__(self) -> dict[str, Any]:
-        batch = self.get_next()
-        if batch is None:
-            raise StopIteration
-        return batch
 
 
 def labelled_images(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:

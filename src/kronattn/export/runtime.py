@@ -14,12 +14,9 @@ __all__ = ["open_session", "require_onnx", "run_onnx"]
 
 
 def require_onnx() -> None:
-    """Say what to install if one of the packages that ONNX export takes is missing.
-
-    >>> require_onnx()
-    """
+    """Say what to install if one of the packages that ONNX export takes is missing."""
     for library in ("onnx", "onnxruntime", "onnxscript"):
-        require_library(library, "ONNX", extra="export")
+        require_library(library, "ONNX")
 
 
 def open_session(content: bytes | str) -> Any:

@@ -43,13 +43,10 @@ def act_or_none(act: nn.Module | None) -> nn.Module | None:
 def fused_conv(module: ConvNormAct, portable: bool = False) -> nn.Module:
     """The whole of a ConvNormAct as one module."""
     weight, bias = folded(module)
-    if _is_pointwise(module.conv):
+    conv = module.conv
+    if conv.kernel_size == conv.stride == (1, 1) and conv.groups == 1 and conv.padding == (0, 0):
         return FusedPointwise(weight, bias, module.act, portable=portable)
-    return FusedConv(module.conv, weight, bias, module.act, portable=portable)
-
-
-def _is_pointwise(conv: nn.Conv2d) -> bool:
-    return conv.kernel_size == conv.stride == (1, 1) and conv.groups == 1 and conv.padding == (0, 0)
+    return FusedConv(conv, weight, bias, module.act, portable=portable)
 
 
 class FusedConv(nn.Module):

@@ -40,7 +40,7 @@ def register() -> list[str]:
 
     Calling it again changes nothing; smp's own values stay.
     """
-    modules = require_library("segmentation_models_pytorch.base.modules", "register()", extra="smp")
+    modules = require_library("segmentation_models_pytorch.base.modules", "register()")
     own = modules.Attention
     if not getattr(own, "_knows_kronattn", False):
 

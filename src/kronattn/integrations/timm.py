@@ -23,6 +23,6 @@ def register() -> list[str]:
         >>> timm.is_model("kanet_kv")
         True
     """
-    require_library("timm", "registering with timm", extra="timm")
+    require_library("timm", "registering with timm")
     # U-Nets stay ours: timm's networks end in classes or features.
     return list(importlib.import_module("kronattn.models.timm_entrypoints").REGISTERED)

@@ -34,6 +34,6 @@ class KroneckerBlock(nn.Module):
 
 def register() -> str:
     """Make :class:`KroneckerBlock` known to models' YAML files, and return its name there."""
-    tasks = require_library("ultralytics.nn.tasks", "register()", extra="ultralytics")
+    tasks = require_library("ultralytics.nn.tasks", "register()")
     tasks.KroneckerBlock = KroneckerBlock
     return KroneckerBlock.__name__

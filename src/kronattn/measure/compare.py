@@ -23,6 +23,8 @@ from kronattn.measure.timing import quartiles, time_calls
 __all__ = ["Call", "Comparison", "Ratio", "Row", "Way", "compare", "memory_budget", "read_comparison"]
 
 SCHEMA = "kronattn.comparison/1"
+# What a candidate may fail with while the others go on.
+_EXPECTED = (RuntimeError, ValueError, torch.OutOfMemoryError)
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Way:
-    """A case and the way of running it: ``case`` says what candidates are run on, in words and numbers for JSON.
-
-    >>> Way({"size": 513}, "training").how
-    'eager'
-    """
+    """A case and the way of running it: ``case`` says what candidates are run on, in words and numbers for JSON."""
 
     case: Mapping[str, Any]
     work: str = "inference"
@@ -163,11 +161,8 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object, which :func:`read_comparison` reads."""
-        return {"schema": SCHEMA, **asdict(self), "rows": [_without_empty(row) for row in self.rows]}
-
-
-def _without_empty(row: Row) -> dict[str, Any]:
-    return {name: value for name, value in asdict(row).items() if value not in (None, [], "")}
+        rows = [{k: value for k, value in asdict(row).items() if value not in (None, [], "")} for row in self.rows]
+        return {"schema": SCHEMA, **asdict(self), "rows": rows}
 
 
 def compare(
@@ -224,52 +219,39 @@ def compare(
         environment=describe_environment(device, dtype, packages),
         command=" ".join(["kronattn", *sys.argv[1:]]),
     )
+
+    def compare_on(way: Way, so_far: Comparison) -> list[Row]:
+        rows = {name: Row(name, dict(way.case), way.work, way.how, **count(name, way)) for name in candidates}
+        calls: dict[str, Call] = {}
+        guards: dict[str, _Guard] = {}
+        for name in candidates:
+            reason = limit(name, way, so_far)
+            if not reason:
+                try:
+                    calls[name] = prepare(name, way)
+                    guards[name] = _Guard(calls[name].run)
+                    continue
+                except _EXPECTED as error:
+                    reason = one_line(error)
+            rows[name] = replace(rows[name], failed=reason)
+        timings = time_calls(guards, device=device, seconds=seconds, **timing) if guards else {}
+        for name, call in calls.items():
+            once, clock = _Guard(call.once or call.run), timings[name]
+            memory = peak_memory(once, device=device, warm_up=False) if device.type != "mps" else None
+            median, lower, upper = (value * 1e3 / call.count for value in (clock.median, clock.lower, clock.upper))
+            measured = replace(rows[name], time_ms=median, quartiles_ms=(lower, upper), memory_bytes=memory)
+            failed = guards[name].failed or once.failed
+            rows[name] = replace(rows[name], failed=failed) if failed else measured
+        return list(rows.values())
+
     runs = []
     for _ in range(repeats):
         run = replace(found, rows=[])
         for way in track(ways):
-            run.rows += _compare_way(candidates, way, prepare, limit, count, run, device, seconds, timing)
+            run.rows += compare_on(way, run)
         runs.append(run.rows)
     found.rows = runs[0] if repeats == 1 else [_median(rows) for rows in zip(*runs, strict=True)]
     return found
-
-
-def _compare_way(
-    candidates: Sequence[str],
-    way: Way,
-    prepare: Callable[[str, Way], Call],
-    limit: Callable[[str, Way, Comparison], str],
-    count: Callable[[str, Way], Mapping[str, Any]],
-    found: Comparison,
-    device: torch.device,
-    seconds: float,
-    timing: Mapping[str, Any],
-) -> list[Row]:
-    rows = {name: Row(name, dict(way.case), way.work, way.how, **count(name, way)) for name in candidates}
-    calls: dict[str, Call] = {}
-    guards: dict[str, _Guard] = {}
-    for name in candidates:
-        reason = limit(name, way, found)
-        if not reason:
-            try:
-                calls[name] = prepare(name, way)
-                guards[name] = _Guard(calls[name].run)
-                continue
-            except (RuntimeError, ValueError, torch.OutOfMemoryError) as error:
-                reason = one_line(error)
-        rows[name] = replace(rows[name], failed=reason)
-    timings = time_calls(guards, device=device, seconds=seconds, **timing) if guards else {}
-    for name, call in calls.items():
-        once = _Guard(call.once or call.run)
-        memory = peak_memory(once, device=device, warm_up=False) if device.type != "mps" else None
-        failed = guards[name].failed or once.failed
-        times = [value * 1e3 / call.count for value in (timings[name].median, timings[name].lower, timings[name].upper)]
-        rows[name] = (
-            replace(rows[name], failed=failed)
-            if failed
-            else replace(rows[name], time_ms=times[0], quartiles_ms=(times[1], times[2]), memory_bytes=memory)
-        )
-    return list(rows.values())
 
 
 class _Guard:
@@ -283,7 +265,7 @@ class _Guard:
             return None
         try:
             return self.run()
-        except (RuntimeError, ValueError, torch.OutOfMemoryError) as error:
+        except _EXPECTED as error:
             self.failed = one_line(error)
 
 

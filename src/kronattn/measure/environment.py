@@ -69,13 +69,15 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_dtype(name: str) -> torch.dtype:
-    """Return the floating-point dtype of that name.
+def resolve_dtype(name: str | torch.dtype) -> torch.dtype:
+    """Return the floating-point dtype of that name; a dtype is one already.
 
     Example:
         >>> resolve_dtype("bfloat16")
         torch.bfloat16
     """
+    if isinstance(name, torch.dtype):
+        return name
     if name not in _DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, not {name!r}")
     return _DTYPES[name]

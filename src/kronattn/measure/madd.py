@@ -40,7 +40,8 @@ def count_madd(call: Callable[..., Any], *inputs: Any, **options: Any) -> int:
         True
     """
     try:
-        return _count(_on_meta(call), *tree_map(_to_meta, (inputs, options)))
+        shapes = tree_map(lambda x: x.detach().to("meta") if isinstance(x, Tensor) else x, (inputs, options))
+        return _count(_with_copied_module(call, _meta_copy), *shapes)
     except Exception:
         # No shapes-only form: it reads values, uses an operation without one, or holds tensors of its own.
         # Whatever else was wrong with the call is raised again here.
@@ -84,10 +85,6 @@ def _computed_literally() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-def _on_meta(call: Callable[..., Any]) -> Callable[..., Any]:
-    return _with_copied_module(call, _meta_copy)
-
-
 def _copied(call: Callable[..., Any]) -> Callable[..., Any]:
     return _with_copied_module(call, lambda module: copy.deepcopy(module).eval())
 
@@ -108,10 +105,6 @@ def _meta_copy(module: nn.Module) -> nn.Module:
     for buffer in module.buffers():
         memo[id(buffer)] = buffer.detach().to("meta")
     return copy.deepcopy(module, memo).eval()
-
-
-def _to_meta(x: Any) -> Any:
-    return x.detach().to("meta") if isinstance(x, Tensor) else x
 
 
 def _matrix_vector(matrix: torch.Size, *_: Any, **__: Any) -> int:

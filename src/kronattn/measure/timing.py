@@ -19,11 +19,7 @@ _LONG = 0.5
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds that one call takes: the median over its turns, and the quartiles around it.
-
-    >>> Timing(median=2e-3, lower=1.9e-3, upper=2.2e-3, turns=9).median
-    0.002
-    """
+    """Seconds that one call takes: the median over its turns, and the quartiles around it."""
 
     median: float
     lower: float
@@ -79,7 +75,8 @@ def time_calls(
                 # Another call had the caches and the allocator to itself in between.
                 calls[name]()
             samples[name].append(measure(calls[name], repeats[name], device))
-    return {name: _summary(values) for name, values in samples.items()}
+    spreads = {name: quartiles(values) for name, values in samples.items()}
+    return {name: Timing(mid, low, high, len(samples[name])) for name, (low, mid, high) in spreads.items()}
 
 
 def replayed(call: Callable[[Any], Any], inputs: Sequence[Any]) -> Callable[[], None]:
@@ -152,11 +149,6 @@ def _seconds_on_cuda(call: Callable[[], Any], repeats: int, device: torch.device
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / 1e3 / repeats
-
-
-def _summary(samples: list[float]) -> Timing:
-    lower, median, upper = quartiles(samples)
-    return Timing(median, lower, upper, len(samples))
 
 
 def quartiles(values: Sequence[float]) -> list[float]:

@@ -1,7 +1,7 @@
 """One candidate in a process of its own: ``python worker.py JSON``, with the source tree to measure on PYTHONPATH.
 
-It imports nothing of kronattn itself, so that it can measure an earlier tree, whose modules are others: the file that
-makes the call is named in the JSON, with what it is to be given. Then a line of JSON is an answer to each line on
+Of kronattn it imports files beside it alone, so that it can measure an earlier tree, whose modules are others: the file
+that makes the call is named in the JSON, with what it is to be given. Then a line of JSON is an answer to each line on
 standard input: "prepare", a number of seconds to spend on timing, or "memory".
 """
 
@@ -20,6 +20,9 @@ import torch
 
 def main() -> None:
     """Answer until nobody asks."""
+    # A script finds the files beside it by their own names.
+    from memory import peak_memory  # type: ignore[import-not-found]
+
     # Libraries print; answers have a way of their own.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -32,7 +35,7 @@ def main() -> None:
                 call = _prepare(job)
                 answer: Any = "ready"
             elif question == "memory":
-                answer = _memory(call, job)
+                answer = peak_memory(call, device=job["device"])
             else:
                 answer = _time(call, question, job)
             _finish(job)
@@ -43,30 +46,17 @@ def main() -> None:
 
 def _prepare(job: dict[str, Any]) -> Any:
     call = runpy.run_path(job["file"])[job["function"]](**job["arguments"])
-    # Weights were made outside of inference mode, which training has to leave; calls run inside of it.
-    call = _captured(call) if job["how"] == "graphs" else torch.inference_mode()(call)
+    if job["how"] == "graphs":
+        from timing import replayed  # type: ignore[import-not-found]
+
+        with torch.no_grad():
+            run = replayed(lambda _: call(), [None])
+    else:
+        # Weights were made outside of inference mode, which training has to leave; calls run inside of it.
+        run = torch.inference_mode()(call)
     for _ in range(3):
-        call()
-    return call
-
-
-@torch.no_grad()
-def _captured(call: Any) -> Any:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-
-    def replay(kept: Any = call) -> None:
-        # A graph knows where the weights lie, but does not keep them: whoever calls it has to.
-        graph.replay()
-
-    return replay
+        run()
+    return run
 
 
 def _time(call: Any, seconds: float, job: dict[str, Any]) -> list[float]:
@@ -90,12 +80,6 @@ def _seconds(call: Any, repeats: int, job: dict[str, Any]) -> list[float]:
     _synchronise(job)
     ended = time.perf_counter(), time.process_time()
     return [(end - start) / repeats for start, end in zip(begun, ended, strict=True)]
-
-
-def _memory(call: Any, job: dict[str, Any]) -> int:
-    from kronattn.measure import peak_memory
-
-    return peak_memory(call, device=job["device"])
 
 
 def _finish(job: dict[str, Any]) -> None:

@@ -169,7 +169,7 @@ def save_model(path: str | Path, model: nn.Module, description: Description, *, 
         name: (tensor.half() if half and tensor.dim() > 1 else tensor).detach().cpu().contiguous()
         for name, tensor in model.state_dict().items()
     }
-    library = require_library("safetensors.torch", "a file of weights", extra="vision")
+    library = require_library("safetensors.torch", "a file of weights")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         library.save_file(state, temporary, metadata={DESCRIPTION_KEY: json.dumps(description.to_dict())})
@@ -230,7 +230,7 @@ def build_model(name: str, options: Mapping[str, Any]) -> nn.Module:
     """A registered network or, as ``timm/NAME``, one of timm's."""
     if not name.startswith("timm/"):
         return create_model(name, **options)
-    timm = require_library("timm", name, extra="timm")
+    timm = require_library("timm", name)
     return timm.create_model(name.removeprefix("timm/"), **options)
 
 

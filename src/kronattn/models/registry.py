@@ -96,9 +96,7 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
         if pretrained:
             packaged_weights(name)  # which says what there is
             options["pretrained_cfg"] = PACKAGED_TAG
-        return require_library("timm", "features_only", extra="timm").create_model(
-            name, pretrained=pretrained, **options
-        )
+        return require_library("timm", "features_only").create_model(name, pretrained=pretrained, **options)
     if pretrained:
         return _create_pretrained(name, options)
     try:

@@ -88,8 +88,6 @@ def _entrypoint(variant: str) -> Any:
             **options,
         )
 
-    build.__name__ = build.__qualname__ = variant
-    build.__doc__ = f"{variant} of *Kronecker Attention Networks*."
     return build
 
 
@@ -99,8 +97,6 @@ def _segmentation_entrypoint(name: str) -> Any:
             raise ValueError(f"{name} has no features_only: its features are those of its backbone")
         return build_model_with_cfg(SEGMENTERS[name], name, pretrained, **options)
 
-    build.__name__ = build.__qualname__ = name
-    build.__doc__ = f"{name} of *Kronecker Attention Networks*, section 4.6."
     return build
 
 
@@ -114,7 +110,8 @@ def _check_indices(options: dict[str, Any]) -> None:
 
 
 REGISTERED = (*VARIANTS, *SEGMENTERS)
-for _name in VARIANTS:
-    globals()[_name] = register_model(_entrypoint(_name))
-for _name in SEGMENTERS:
-    globals()[_name] = register_model(_segmentation_entrypoint(_name))
+for _name in REGISTERED:
+    _build = (_entrypoint if _name in VARIANTS else _segmentation_entrypoint)(_name)
+    _build.__name__ = _build.__qualname__ = _name
+    _build.__doc__ = f"{_name} of *Kronecker Attention Networks*."
+    globals()[_name] = register_model(_build)

@@ -64,7 +64,7 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
 @contextmanager
 def open_safetensors(path: Path) -> Iterator[Any]:
     """The file as the safetensors library opens it, for those who want a part of it; a broken one is one line."""
-    library = require_library("safetensors", f"reading {path.name}", extra="vision")
+    library = require_library("safetensors", f"reading {path.name}")
     try:
         with library.safe_open(path, framework="pt") as file:
             yield file

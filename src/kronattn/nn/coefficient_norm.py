@@ -130,10 +130,9 @@ class CoefficientNorm(nn.Module):
         return self.training and not isinstance(moments.members, Tensor) and moments.members > 1
 
     def _batch_statistics(self, moments: Moments, update: bool) -> tuple[Tensor, Tensor]:
-        mean, squares = moments.mean.flatten(), moments.squares.flatten()
-        members = moments.members
+        members, mean, squares = moments.members, moments.mean.flatten(), moments.squares.flatten()
         if self._shares_statistics():
-            members, mean, squares = _synchronise(Moments(moments.members, mean, squares), self.process_group)
+            members, mean, squares = _synchronise(Moments(members, mean, squares), self.process_group)
         elif not isinstance(members, Tensor) and members == 1:
             raise ValueError("batch norm of the coefficients needs more than one coefficient in a training batch")
         others, known = members - 1, None

@@ -8,6 +8,9 @@ from kronattn.ops.compat import has_hooks
 
 __all__ = ["is_plain"]
 
+_MODULES = (nn.Conv2d, nn.Linear, nn.BatchNorm2d)
+_WEIGHTS = (nn.Parameter, Tensor, type(None))
+
 
 def is_plain(*modules: nn.Module) -> bool:
     """Whether calling each module is the same as computing with its weights: the one function that shortcuts ask.
@@ -20,13 +23,10 @@ def is_plain(*modules: nn.Module) -> bool:
         >>> is_plain(linear), is_plain(nn.utils.parametrizations.weight_norm(linear))
         (True, False)
     """
-    return all(_is_plain(module) for module in modules)
-
-
-def _is_plain(module: nn.Module) -> bool:
-    if type(module) not in (nn.Conv2d, nn.Linear, nn.BatchNorm2d) or has_hooks(module):
-        return False
     return all(
-        weight is None or type(weight) in (nn.Parameter, Tensor)
-        for weight in (getattr(module, "weight", None), getattr(module, "bias", None))
+        type(module) in _MODULES
+        and not has_hooks(module)
+        and type(getattr(module, "weight", None)) in _WEIGHTS
+        and type(getattr(module, "bias", None)) in _WEIGHTS
+        for module in modules
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kronattn.predict.run import Result
-from kronattn.present import Cell, Column, Group, Table
+from kronattn.present import Cell, Column, Table, tabulate
 from kronattn.present.legend import colours_of
 from kronattn.tasks import find_task
 
@@ -22,9 +22,11 @@ __all__ = ["results_csv", "results_json", "results_table"]
 def results_table(results: Sequence[Result], description: Description) -> Table:
     """One row for each image."""
     share = find_task(description.task).share
-    columns = (Column("image", numeric=False), Column(f"classes, with their {share}", numeric=False))
-    rows = [[Cell(str(one.path)), _cell(one)] for one in results]
-    return Table(f"{description.model}, {description.task}", columns, [Group("", rows)])
+    return tabulate(
+        f"{description.model}, {description.task}",
+        {"image": lambda one: str(one.path), Column(f"classes, with their {share}", numeric=False): _cell},
+        results,
+    )
 
 
 def _cell(result: Result) -> Cell:

@@ -1,6 +1,6 @@
 """Tables and figures for readers: one table type, rendered to a terminal, Markdown, HTML and JSON."""
 
-from kronattn.present.figures import FIGURE_SUFFIXES, figure_bytes, new_figure, require_matplotlib
+from kronattn.present.figures import FIGURE_SUFFIXES, figure_bytes, new_figure
 from kronattn.present.formats import format_percent, format_ratio, format_significant, round_significant
 from kronattn.present.html import embedded_figure, html_page, to_html
 from kronattn.present.markdown import to_markdown
@@ -21,7 +21,6 @@ __all__ = [
     "format_significant",
     "html_page",
     "new_figure",
-    "require_matplotlib",
     "round_significant",
     "tabulate",
     "to_html",

@@ -7,7 +7,7 @@ from typing import Any
 
 from kronattn.extras import require_library
 
-__all__ = ["FIGURE_SUFFIXES", "figure_bytes", "new_figure", "require_matplotlib"]
+__all__ = ["FIGURE_SUFFIXES", "figure_bytes", "new_figure"]
 
 FIGURE_SUFFIXES = (".png", ".svg")
 
@@ -18,7 +18,7 @@ def new_figure(wanted_by: str, width: float, height: float) -> Any:
     >>> new_figure("a chart", 4, 3).axes
     []
     """
-    matplotlib = require_library("matplotlib.figure", wanted_by, extra="plots")
+    matplotlib = require_library("matplotlib.figure", wanted_by)
     return matplotlib.Figure(figsize=(width, height), layout="constrained")
 
 
@@ -35,11 +35,3 @@ def figure_bytes(figure: Any, kind: str) -> bytes:
     with matplotlib.rc_context({"svg.hashsalt": "kronattn"}):
         figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
     return buffer.getvalue()
-
-
-def require_matplotlib(wanted_by: str) -> None:
-    """Say what to install if matplotlib is missing: to be called before any work is spent on a figure.
-
-    >>> require_matplotlib("--output")
-    """
-    require_library("matplotlib.figure", wanted_by, extra="plots")

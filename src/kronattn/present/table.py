@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -14,11 +14,7 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry: what was found here and, beside it, what the paper prints.
-
-    >>> Cell("75.00%", printed="75.00%").printed
-    '75.00%'
-    """
+    """One entry: what was found here and, beside it, what the paper prints."""
 
     text: str
     printed: str = ""
@@ -28,11 +24,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A heading; numbers are set flush right.
-
-    >>> Column("MAdd").numeric
-    True
-    """
+    """A heading; numbers are set flush right."""
 
     title: str
     numeric: bool = True
@@ -40,11 +32,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that belong together, under a title of their own if it is not empty.
-
-    >>> len(Group("8×14²×8", [[Cell("Attn")], [Cell("KAO_KV")]]).rows)
-    2
-    """
+    """Rows that belong together, under a title of their own if it is not empty."""
 
     title: str
     rows: Sequence[Sequence[Cell]]
@@ -52,11 +40,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as plain data; its notes stand below.
-
-    >>> Table("Sizes", [Column("MB")], [Group("", [[Cell("1.5")]])]).groups[0].rows[0][0].text
-    '1.5'
-    """
+    """A table as plain data; its notes stand below."""
 
     title: str
     columns: Sequence[Column]
@@ -67,6 +51,14 @@ class Table:
     def rows(self) -> list[Sequence[Cell]]:
         """The rows of all groups."""
         return [row for group in self.groups for row in group.rows]
+
+    def only(self, chosen: Sequence[int]) -> Table:
+        """Some of its columns. Rows may end early."""
+        groups = [
+            Group(group.title, [[row[at] for at in chosen if at < len(row)] for row in group.rows])
+            for group in self.groups
+        ]
+        return replace(self, columns=[self.columns[at] for at in chosen], groups=groups)
 
 
 def tabulate(
@@ -98,12 +90,9 @@ def tabulate(
         for name, part in groupby(rows, group)
     ]
     table = Table(title, heads, groups, notes)
-    said = [at for at in range(len(heads)) if not groups or any(row[at] != Cell(NOTHING) for row in table.rows)]
-    return Table(title, [heads[at] for at in said], [_columns(group, said) for group in groups], notes)
-
-
-def _columns(group: Group, chosen: Sequence[int]) -> Group:
-    return Group(group.title, [[row[at] for at in chosen] for row in group.rows])
+    return table.only(
+        [at for at in range(len(heads)) if not groups or any(row[at] != Cell(NOTHING) for row in table.rows)]
+    )
 
 
 def _cell(value: Cell | str | None) -> Cell:

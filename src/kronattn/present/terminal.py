@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kronattn.present.table import Cell, Group, Table
+from kronattn.present.table import Cell, Table
 
 if TYPE_CHECKING:
     import rich.console
@@ -53,11 +52,11 @@ def _parts(table: Table, width: int) -> list[Table]:
         return [table]
     chosen = [[1]]
     for column in range(2, len(table.columns)):
-        if _widths(_columns(table, [0, *chosen[-1], column]), separator="\n").minimum <= width:
+        if _widths(table.only([0, *chosen[-1], column]), separator="\n").minimum <= width:
             chosen[-1].append(column)
         else:
             chosen.append([column])
-    parts = [_columns(table, [0, *columns]) for columns in chosen]
+    parts = [replace(table.only([0, *columns]), title="", notes=()) for columns in chosen]
     parts[0] = replace(parts[0], title=table.title)
     parts[-1] = replace(parts[-1], notes=table.notes)
     return parts
@@ -75,15 +74,6 @@ def _least_width(table: Table, at: int, separator: str) -> int | None:
 
 def _lines(cell: Cell, separator: str) -> list[str]:
     return (cell.text + separator + cell.printed if cell.printed else cell.text).split("\n")
-
-
-def _columns(table: Table, chosen: Sequence[int]) -> Table:
-    """Some of a table's columns, without title and notes. Rows may end early."""
-    groups = [
-        Group(group.title, [[row[column] for column in chosen if column < len(row)] for row in group.rows])
-        for group in table.groups
-    ]
-    return Table("", [table.columns[column] for column in chosen], groups)
 
 
 def _to_rich(table: Table, *, separator: str) -> rich.table.Table:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from kronattn.present import embedded_figure, html_page, to_html
-from kronattn.report.section import Content, Highlight, Section
+from kronattn.report.section import Content, Section
 
 __all__ = ["render_page"]
 
@@ -37,7 +37,11 @@ def render_page(sections: Sequence[tuple[Section, Content]], environment: Mappin
         (True, True)
     """
     links = "\n".join(f'<a href="#{section.name}">{escape(section.title)}</a>' for section, _ in sections)
-    highlights = "\n".join(_highlight(one) for _, content in sections for one in content.highlights)
+    highlights = "\n".join(
+        f'<div class="highlight"><b>{escape(one.value)}</b><span>{escape(one.label)}</span></div>'
+        for _, content in sections
+        for one in content.highlights
+    )
     measured = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>" for name, value in environment.items()
     )
@@ -47,10 +51,6 @@ def render_page(sections: Sequence[tuple[Section, Content]], environment: Mappin
     ]
     main = [_section(section, content) for section, content in sections]
     return html_page("Kronecker attention: the report", header, main, f"<h2>Measured with</h2>\n<dl>{measured}</dl>")
-
-
-def _highlight(highlight: Highlight) -> str:
-    return f'<div class="highlight"><b>{escape(highlight.value)}</b><span>{escape(highlight.label)}</span></div>'
 
 
 def _section(section: Section, content: Content) -> str:

@@ -20,9 +20,6 @@ class Settings:
 
     ``quick`` asks for the smallest sizes that still show something. ``track(items, description)`` wraps long
     loops, in a progress bar for instance.
-
-    >>> Settings().quick
-    False
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -46,11 +43,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Highlight:
-    """One number worth the top of the page.
-
-    >>> Highlight("305.8×", "as fast as regular attention").value
-    '305.8×'
-    """
+    """One number worth the top of the page."""
 
     value: str
     label: str
@@ -58,11 +51,7 @@ class Highlight:
 
 @dataclass(frozen=True)
 class Content:
-    """What a section found. ``passed`` is whether every statement that it checks holds.
-
-    >>> Content("One sentence on what is shown.").passed
-    True
-    """
+    """What a section found. ``passed`` is whether every statement that it checks holds."""
 
     introduction: str
     tables: Sequence[Table] = ()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from kronattn.measure import describe_environment, peak_memory, replayed, time_calls
+from kronattn.measure import Call, Row, Way, compare, replayed
 from kronattn.models.files import build_model
 from kronattn.study.plan import Run
 from kronattn.study.settings import Part, Study
@@ -33,51 +32,44 @@ def measure_costs(study: Study, data: Path, device: torch.device, *, seconds: fl
 
 
 def _measure_part(study: Study, part: Part, data: Path, device: torch.device, seconds: float) -> dict[str, Any]:
-    batch = part.base.batch_size if device.type == "cuda" else 1
-    half = device.type == "cuda" and part.base.precision == "bf16-mixed"
-    calls: dict[str, Callable[[], Any]] = {}
-    peaks = {}
-    classes = None
-    for name in part.layers:
-        recipe = Run(part, study.layers[name], FINAL, 0, part.folds[0] if part.folds else None).recipe(data, None)
-        if classes is None:
-            # The data is the same for all: it is read once.
-            classes = load_data_module(part.task)(recipe.data, recipe.batch_size)
-        description = describe(recipe, part.task, classes)
+    on_gpu = device.type == "cuda"
+    batch = part.base.batch_size if on_gpu else 1
+    half = on_gpu and part.base.precision == "bf16-mixed"
+    fold = part.folds[0] if part.folds else None
+    recipes = {name: Run(part, study.layers[name], FINAL, 0, fold).recipe(data, None) for name in part.layers}
+    # The data is the same for all: it is read once.
+    classes = load_data_module(part.task)(recipes[part.layers[0]].data, part.base.batch_size)
+    sizes = part.task.example(describe(recipes[part.layers[0]], part.task, classes)).shape[1:]
+
+    def prepare(name: str, way: Way) -> Call:
+        description = describe(recipes[name], part.task, classes)
         network = build_model(description.model, description.options).to(device).eval()
-        shape = part.task.example(description).shape[1:]
-        x = torch.randn(batch, *shape, device=device)
-        if recipe.channels_last:
+        x = torch.randn(batch, *sizes, device=device)
+        if part.base.channels_last:
             layout = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
             network, x = network.to(memory_format=layout), x.to(memory_format=layout)
-        call = _forward(network, x, half)
-        peaks[name] = peak_memory(call, device=device)
-        calls[name] = _captured(call) if device.type == "cuda" else call
-    timings = time_calls(calls, device=device, seconds=seconds)
-    described = describe_environment(device)
-    what = f"a forward pass of {batch} × {'×'.join(map(str, shape))}"
-    how = f"{what}, bfloat16, as a CUDA graph" if half else f"{what}, float32, {described['threads']} threads"
+
+        def call() -> Tensor:
+            # Without its cache, which a captured graph would read from where nothing is any more.
+            with torch.autocast(device.type, torch.bfloat16, enabled=half, cache_enabled=False):
+                return network(x)
+
+        with torch.inference_mode():
+            return Call(replayed(lambda _: call(), [None]) if on_gpu else call, once=call)
+
+    way = Way({"batch": batch, "sizes": list(sizes)})
+    found = compare("costs", part.layers, [way], prepare, base=part.layers[0], device=device, seconds=seconds)
+    what = f"a forward pass of {batch} × {'×'.join(map(str, sizes))}"
+    how = "bfloat16, as a CUDA graph" if half else f"float32, {found.environment['threads']} threads"
     return {
-        "name": described["device"],
-        "how": how,
-        "layers": {
-            name: {"seconds": timings[name].median, "lower": timings[name].lower, "upper": timings[name].upper}
-            | {"peak_bytes": peaks[name]}
-            for name in part.layers
-        },
-        "environment": described,
+        "name": found.environment["device"],
+        "how": f"{what}, {how}",
+        "layers": {row.candidate: _seconds(row) | {"peak_bytes": row.memory_bytes} for row in found.measured},
+        "environment": found.environment,
     }
 
 
-def _forward(network: nn.Module, x: Tensor, half: bool) -> Callable[[], Any]:
-    def call() -> Tensor:
-        # Without its cache, which a captured graph would read from where nothing is any more.
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
-            return network(x)
-
-    return call
-
-
-def _captured(call: Callable[[], Any]) -> Callable[[], None]:
-    with torch.inference_mode():
-        return replayed(lambda _: call(), [None])
+def _seconds(row: Row) -> dict[str, float]:
+    assert row.time_ms is not None
+    assert row.quartiles_ms is not None
+    return {"seconds": row.time_ms / 1e3, "lower": row.quartiles_ms[0] / 1e3, "upper": row.quartiles_ms[1] / 1e3}

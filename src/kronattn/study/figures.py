@@ -46,12 +46,15 @@ def draw_gains(summary: Sequence[Mapping[str, Any]], references: Sequence[str]) 
 def _draw_difference(axis: Any, place: int, found: Mapping[str, Any]) -> None:
     word = found["verdict"].removeprefix("maybe ")
     colour = _COLOURS.get(word, _UNSURE)
-    mean = 100 * found["mean"]
-    spread = None
-    if found["low"] is not None:
-        spread = [[mean - 100 * found["low"]], [100 * found["high"] - mean]]
+    mean, spread = _points(found)
     filled = colour if found["verdict"] in _COLOURS else "white"
     axis.errorbar(mean, place, xerr=spread, fmt="o", color=colour, markerfacecolor=filled, capsize=3, markersize=5)
+
+
+def _points(found: Mapping[str, Any]) -> tuple[float, Any]:
+    """A difference in points, and how far its interval reaches below and above it."""
+    mean = 100 * found["mean"]
+    return mean, None if found["low"] is None else [[mean - 100 * found["low"]], [100 * found["high"] - mean]]
 
 
 def draw_costs(summary: Sequence[Mapping[str, Any]], costs: Mapping[str, Any], reference: str) -> Figure | None:
@@ -73,8 +76,7 @@ def draw_costs(summary: Sequence[Mapping[str, Any]], costs: Mapping[str, Any], r
             cost, gain = measured["layers"].get(entry["layer"]), entry["differences"].get(reference)
             if cost is None or gain is None:
                 continue
-            x, y = cost["seconds"] / base, 100 * gain["mean"]
-            spread = None if gain["low"] is None else [[y - 100 * gain["low"]], [100 * gain["high"] - y]]
+            x, (y, spread) = cost["seconds"] / base, _points(gain)
             axis.errorbar(x, y, yerr=spread, fmt="o", color=_UNSURE, capsize=2, markersize=4)
             axis.annotate(entry["layer"], (x, y), textcoords="offset points", xytext=(4, 3), fontsize=6)
         axis.axhline(0, color="#a0aec0", linewidth=1)

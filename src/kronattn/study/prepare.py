@@ -84,7 +84,7 @@ def _smaller(entry: Entry, part: Part) -> bytes:
 
 
 def _fewer_steps(entry: Entry) -> bytes:
-    nibabel: Any = require_library("nibabel", "NIfTI volumes", extra="volumes")
+    nibabel: Any = require_library("nibabel", "NIfTI volumes")
     data = entry.read()
     image = nibabel.Nifti1Image.from_bytes(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     voxels = np.asarray(image.dataobj, dtype=np.float32)

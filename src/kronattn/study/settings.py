@@ -13,12 +13,9 @@ from kronattn.names import near_names
 from kronattn.nn.context_registry import parse_context
 from kronattn.tasks import Task, find_task
 from kronattn.training.comparison import parse_seeds
-from kronattn.training.recipe import Recipe, load_recipe, read_yaml
+from kronattn.training.recipe import Recipe, load_recipe, read_yaml, shipped
 
 __all__ = ["Layer", "Part", "Study", "load_study"]
-
-# In a checkout the studies lie beside the sources; an installed package has a copy.
-_SHIPPED = (Path(__file__).parents[3] / "studies", Path(__file__).parents[1] / "studies")
 
 
 @dataclass(frozen=True)
@@ -153,10 +150,10 @@ def load_study(path: str | Path) -> Study:
 def _place(path: str | Path) -> Path:
     if Path(path).is_file():
         return Path(path)
-    shipped = {file.stem: file for folder in reversed(_SHIPPED) for file in sorted(folder.glob("*.yaml"))}
-    if str(path) not in shipped:
-        raise FileNotFoundError(f"there is no study {path}: {near_names(str(path), shipped)}")
-    return shipped[str(path)]
+    known = shipped("studies")
+    if str(path) not in known:
+        raise FileNotFoundError(f"there is no study {path}: {near_names(str(path), known)}")
+    return known[str(path)]
 
 
 def _layer(name: str, entry: Any, path: str | Path) -> Layer:

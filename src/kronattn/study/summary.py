@@ -59,7 +59,7 @@ def _summarise_part(part: Mapping[str, Any], found: Mapping[str, Any]) -> dict[s
                 "std": statistics.stdev(scores[name].values()) if len(scores[name]) > 1 else None,
                 "validation": _mean(run["validation"] for run in finals if run["layer"] == name),
                 "learning_rates": _rates(name, finals),
-                "failures": [f"{run['key']}: {run['failure']}" for run in runs if _failed(run, name)],
+                "failures": [f"{run['key']}: {run['failure']}" for run in runs if _has(run, name, "failure")],
                 "parameters": next((run["parameters"] for run in finals if _has(run, name, "parameters")), None),
                 "madd": next((run["madd"] for run in finals if _has(run, name, "madd")), None),
                 "peak_bytes": max((run["peak_bytes"] for run in finals if _has(run, name, "peak_bytes")), default=None),
@@ -107,10 +107,6 @@ def _scores(layer: str, finals: Sequence[Mapping[str, Any]]) -> dict[Any, float]
 
 def _rates(layer: str, finals: Sequence[Mapping[str, Any]]) -> list[float]:
     return sorted({run["lr"] for run in finals if run["layer"] == layer and run["failure"] is None})
-
-
-def _failed(run: Mapping[str, Any], layer: str) -> bool:
-    return run["layer"] == layer and run["failure"] is not None
 
 
 def _has(run: Mapping[str, Any], layer: str, name: str) -> bool:

@@ -183,5 +183,4 @@ def from_json(found: Mapping[str, Any]) -> list[Measured]:
 def _printed(found: Measured, figure: str) -> str:
     if found.row.paper is None:
         return ""
-    value = getattr(found.row.paper, figure)
-    return f"{value:.3f}" if figure == "top1" else f"{value / 1e6:g}m"
+    return f"{getattr(found.row.paper, figure) / 1e6:g}m"

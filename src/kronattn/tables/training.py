@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kronattn.present import Cell, Column, Table, new_figure, tabulate
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["comparison_table", "draw_comparison"]
 
 
-def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Table:
+def comparison_table(found: Mapping[str, Any]) -> Table:
     """Networks that were trained alike, with what seeds do to them and how they differ from the baseline.
 
     ``found`` is what ``kronattn compare`` writes.
@@ -32,19 +32,15 @@ def comparison_table(found: Mapping[str, Any], notes: Sequence[str] = ()) -> Tab
         "Waiting": lambda row: _or_none(row.get("waiting_for_data"), lambda share: f"{share:.1%}"),
         "Peak MB": lambda row: _or_none(row.get("peak_bytes"), lambda count: f"{count / 1e6:,.0f}"),
     }
+    shared = not found.get("alone") and any(run.get("jobs", 1) > 1 for run in found["runs"])
     waiting = all(row.get("waiting_for_data") is not None for row in found["summary"])
     notes = [
         "Mean ± standard deviation over seeds, after the last epoch. Differences are "
         f"to {found['baseline']}, paired by seed, in points; the interval is Student's. Params with batch norm's.",
         *(["Waiting: the share of the time of training in which the next batch was waited for."] if waiting else []),
-        *(["Several runs shared the device: there is no telling images a second."] if _shared(found) else []),
-        *notes,
+        *(["Several runs shared the device: there is no telling images a second."] if shared else []),
     ]
     return tabulate(f"{found['data']}: one recipe for all", columns, found["summary"], notes=notes)
-
-
-def _shared(found: Mapping[str, Any]) -> bool:
-    return not found.get("alone") and any(run.get("jobs", 1) > 1 for run in found["runs"])
 
 
 def draw_comparison(found: Mapping[str, Any]) -> Figure:

@@ -101,16 +101,11 @@ class Classification(Task):
     def predicted(self, output: Tensor) -> Tensor:
         return output.float().softmax(1)
 
+    def class_scores(self, found: Mapping[str, Any]) -> list[float | None]:
+        return [row[at] / sum(row) if sum(row) else None for at, row in enumerate(found["confusion"])]
+
     def report(self, found: Mapping[str, Any], description: Description) -> dict[str, Any]:
-        confusion = found["confusion"]
-        return {
-            "images": sum(map(sum, confusion)),
-            **{name: found[name] for name in ("top1", "top5", "calibration_error")},
-            "classes": [
-                {"name": name, "images": sum(row), "top1": row[index] / sum(row) if sum(row) else None}
-                for index, (name, row) in enumerate(zip(description.classes, confusion, strict=True))
-            ],
-        }
+        return {**super().report(found, description), "calibration_error": found["calibration_error"]}
 
     def note(self, found: Mapping[str, Any]) -> str:
         return f"Top-5: {found['top5']:.2%}. Expected calibration error: {found['calibration_error']:.2%}."

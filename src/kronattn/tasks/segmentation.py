@@ -97,19 +97,8 @@ class Segmentation(Task):
         )
         return found
 
-    def predicted(self, output: Tensor) -> Tensor:
-        return output.argmax(1)
-
-    def report(self, found: Mapping[str, Any], description: Description) -> dict[str, Any]:
-        confusion = found["confusion"]
-        return {
-            "pixels": sum(map(sum, confusion)),
-            **{name: found[name] for name in ("pixel_accuracy", "mean_iou")},
-            "classes": [
-                {"name": name, "pixels": sum(row), "iou": iou}
-                for name, row, iou in zip(description.classes, confusion, found["class_iou"], strict=True)
-            ],
-        }
+    def class_scores(self, found: Mapping[str, Any]) -> list[float]:
+        return found["class_iou"]
 
     def note(self, found: Mapping[str, Any]) -> str:
         return f"Pixel accuracy: {found['pixel_accuracy']:.2%}, on {found['images']} images. Ignored pixels are out."

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from kronattn.data.spectrogram_augment import SpectrogramSettings
 from kronattn.tasks.classification import Classification
 
@@ -33,9 +30,6 @@ class Spectrograms(Classification):
     def describe(self, data: Any) -> dict[str, Any]:
         size = list(data.images.size)
         return {"shape": [1, *size], "resize": max(size), "size": max(size), "fold": data.images.fold}
-
-    def example(self, description: Description) -> Tensor:
-        return torch.zeros(1, *description.shape)
 
     def evaluated(self, description: Description, data: str) -> Any:
         _, height, width = description.shape

@@ -71,7 +71,8 @@ class Task(ABC):
 
     def example(self, description: Description) -> Tensor:
         """An input of the size that the network was trained for, to count multiply-adds with: zeros."""
-        return torch.zeros(1, description.options.get("in_chans", 3), description.size, description.size)
+        square = (description.options.get("in_chans", 3), description.size, description.size)
+        return torch.zeros(1, *(description.shape or square))
 
     @abstractmethod
     def evaluated(self, description: Description, data: str) -> Any:
@@ -95,13 +96,27 @@ class Task(ABC):
     def all_metrics(self, description: Description) -> MetricCollection:
         """The metrics of ``kronattn evaluate``, a confusion matrix among them."""
 
-    @abstractmethod
     def predicted(self, output: Tensor) -> Tensor:
         """What metrics compare with the target."""
+        return output.argmax(1)
 
     @abstractmethod
+    def class_scores(self, found: Mapping[str, Any]) -> Sequence[float | None]:
+        """Of what ``all_metrics`` found, each class's score."""
+
     def report(self, found: Mapping[str, Any], description: Description) -> dict[str, Any]:
         """What ``all_metrics`` found, as figures for a JSON object; tensors have become numbers and lists."""
+        counted, score, _ = self.per_class
+        counts = [sum(row) for row in found["confusion"]]
+        scores = self.class_scores(found)
+        return {
+            counted: sum(counts),
+            **{name: found[name] for name in self.figures},
+            "classes": [
+                {"name": name, counted: count, score: value}
+                for name, count, value in zip(description.classes, counts, scores, strict=True)
+            ],
+        }
 
     @abstractmethod
     def note(self, found: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -43,9 +42,6 @@ class Volumes(Task):
     def describe(self, data: Any) -> dict[str, Any]:
         crop = list(data.images.crop)
         return {"shape": [1, *crop], "resize": max(crop), "size": max(crop), "ignore_index": IGNORED}
-
-    def example(self, description: Description) -> Tensor:
-        return torch.zeros(1, *description.shape)
 
     def evaluated(self, description: Description, data: str) -> VolumeSettings:
         _, depth, height, width = description.shape
@@ -86,20 +82,9 @@ class Volumes(Task):
         )
         return found
 
-    def predicted(self, output: Tensor) -> Tensor:
-        return output.argmax(1)
-
-    def report(self, found: Mapping[str, Any], description: Description) -> dict[str, Any]:
-        confusion = found["confusion"]
-        return {
-            "voxels": sum(map(sum, confusion)),
-            "dice": found["dice"],
-            "classes": [
-                # A class that is nowhere has no Dice: it is not equal to itself.
-                {"name": name, "voxels": sum(row), "dice": dice if dice == dice else None}
-                for name, row, dice in zip(description.classes, confusion, found["class_dice"], strict=True)
-            ],
-        }
+    def class_scores(self, found: Mapping[str, Any]) -> list[float | None]:
+        # A class that is nowhere has no Dice: it is not equal to itself.
+        return [dice if dice == dice else None for dice in found["class_dice"]]
 
     def note(self, found: Mapping[str, Any]) -> str:
         return f"Each the mean over {found['images']} volumes."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
-from kronattn.atomic import replacing
+from kronattn.atomic import link_atomically, replacing
 from kronattn.models.files import DESCRIPTION_KEY
 from kronattn.models.weights import unpack
 from kronattn.training.host_copies import HostCopies
@@ -85,7 +84,7 @@ class WholeCheckpoints(TorchCheckpointIO):
         if job.link_to is None:
             _save(job, path)
         elif self._written.get(job.link_to) == job.step:
-            _link(job.link_to, path)
+            link_atomically(job.link_to, path)
         else:
             return  # the other could not be written, which is told of already
         self._written[path] = job.step
@@ -115,12 +114,6 @@ def _save(job: _Job, path: Path) -> None:
     except RuntimeError as error:
         # torch.save reports a full disk in a way of its own.
         raise OSError(f"the checkpoint {path} could not be written; the last one is whole ({error})") from None
-
-
-def _link(other: Path, path: Path) -> None:
-    with replacing(path) as temporary:
-        temporary.unlink()
-        os.link(other, temporary)
 
 
 def check_resumable(path: Path, model: str) -> None:

@@ -9,7 +9,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,7 @@ class Plan:
 
     recipe: Recipe
     folder: Path
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return {}
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from kronattn.data.cache import Decoded, cached
-from kronattn.data.decoded import Track, untracked
+from kronattn.data.decoded import ReadSamples, Track, untracked
 from kronattn.names import near_names
 from kronattn.tasks import Task
 from kronattn.training.recipe import DataSettings
@@ -175,8 +175,8 @@ class TrainingData(L.LightningDataModule):
         """The names of images that were left out so far."""
         found = list(self.skipped)
         for dataset in self._datasets.values():
-            if hasattr(dataset, "skipped"):
-                found += [dataset.images.name(index) for index in dataset.skipped.nonzero().flatten().tolist()]
+            if isinstance(dataset, ReadSamples):
+                found += dataset.bad_names()
         return found
 
     def keeps(self, bytes_needed: int) -> bool:
@@ -190,13 +190,12 @@ class TrainingData(L.LightningDataModule):
         name = f"{key}, {self.device()}"
         if name not in self.store:
             tensors, bad = cached(self.cache, key, make)
-            self.store[name] = self._on_device(kind(**tensors), sum(x.nbytes for x in tensors.values())), bad
+            made = kind(**tensors)
+            fits = self.fits_on_device(sum(x.nbytes for x in tensors.values()))
+            self.store[name] = made.to(self.device()) if fits else made, bad
         dataset, bad = self.store[name]
         self.skipped += bad
         return dataset
-
-    def _on_device(self, dataset: Any, needed: int) -> Any:
-        return dataset.to(self.device()) if self.fits_on_device(needed) else dataset
 
     def fits_on_device(self, needed: int) -> bool:
         """Whether there is a GPU with room for so many bytes of decoded images, and for training beside them."""
@@ -223,20 +222,17 @@ class TrainingData(L.LightningDataModule):
         return self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
 
     def _loader(self, dataset: Any, sampler: Any, **options: Any) -> DataLoader:
-        on_gpu = self.device().type == "cuda"
-        if hasattr(dataset, "__getitems__"):
-            return DataLoader(
-                dataset, self.batch_size, sampler=sampler, collate_fn=_as_it_is, pin_memory=on_gpu, **options
-            )
-        workers = min(self.settings.workers, os.cpu_count() or 1)
+        # Kept samples are gathered a batch at a time, in this process.
+        gathers = hasattr(dataset, "__getitems__")
+        workers = 0 if gathers else min(self.settings.workers, os.cpu_count() or 1)
         return DataLoader(
             dataset,
             self.batch_size,
             sampler=sampler,
             num_workers=workers,
             persistent_workers=workers > 0,
-            collate_fn=self.collate,
-            pin_memory=on_gpu,
+            collate_fn=_as_it_is if gathers else self.collate,
+            pin_memory=self.device().type == "cuda",
             **options,
         )
 

@@ -39,7 +39,7 @@ def evaluate(
     split: str = "val",
     batch_size: int | None = None,
     accelerator: str = "auto",
-    precision: str = "32-true",
+    precision: Any = "32-true",
     workers: int = 8,
     skip_bad_images: bool = False,
     pictures: int = 0,
@@ -70,7 +70,16 @@ def evaluate(
     )
     samples = module.split(split)  # what is wrong with the data is said before Lightning starts
     evaluator = _Evaluator(network, task, description, pictures if task.draws else 0)
-    trainer = _trainer(accelerator, precision)
+    quiet()
+    trainer = L.Trainer(
+        accelerator=accelerator,
+        devices=1,
+        precision=precision,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
     trainer.test(evaluator, module, verbose=False)
     found = {metric: value.tolist() for metric, value in evaluator.results().items()}
     bad = module.bad_images()
@@ -85,19 +94,6 @@ def evaluate(
         "environment": describe_environment(trainer.strategy.root_device),
     }
     return Evaluated(figures, description, evaluator.samples)
-
-
-def _trainer(accelerator: str, precision: Any) -> L.Trainer:
-    quiet()
-    return L.Trainer(
-        accelerator=accelerator,
-        devices=1,
-        precision=precision,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
 
 
 class _Evaluator(L.LightningModule):

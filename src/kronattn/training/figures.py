@@ -81,9 +81,7 @@ def _line(axis: Any, rows: Sequence[Mapping[str, float]], name: str, colour: str
         axis.plot(*zip(*points, strict=True), color=colour, label=label, linewidth=1.8, marker=marker)
 
 
-def draw_pictures(
-    samples: Sequence[tuple[Tensor, Tensor, Tensor]], description: Description, columns: Sequence[str] = _COLUMNS
-) -> Figure:
+def draw_pictures(samples: Sequence[tuple[Tensor, Tensor, Tensor]], description: Description) -> Figure:
     """A row for each sample: the image, the truth, the prediction, and where they differ (red; grey: ignored).
 
     Args:
@@ -96,8 +94,8 @@ def draw_pictures(
         >>> [axis.get_title() for axis in drawn.axes]
         ['image', 'truth', 'prediction', 'error']
     """
-    figure = new_figure("the figure", 2.9 * len(columns), 2.2 * len(samples) + 0.3)
-    axes = figure.subplots(len(samples), len(columns), squeeze=False)
+    figure = new_figure("the figure", 2.9 * len(_COLUMNS), 2.2 * len(samples) + 0.3)
+    axes = figure.subplots(len(samples), len(_COLUMNS), squeeze=False)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (description.mean, description.std))
     for row, (image, truth, predicted) in zip(axes, samples, strict=True):
         ignored = truth == description.ignore_index
@@ -109,7 +107,7 @@ def draw_pictures(
         for axis, picture in zip(row, pictures, strict=True):
             axis.imshow(picture.numpy(), interpolation="nearest")
             axis.set_axis_off()
-    for axis, title in zip(axes[0], columns, strict=True):
+    for axis, title in zip(axes[0], _COLUMNS, strict=True):
         axis.set_title(title, fontsize=10)
     if description.classes:
         from matplotlib.patches import Patch

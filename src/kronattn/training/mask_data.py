@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kronattn.data.augment import normalise
 from kronattn.data.cache import Decoded, fingerprint
+from kronattn.data.decoded import good_samples
 from kronattn.data.images import BadImage
 from kronattn.data.joint import (
     JointSettings,
@@ -84,11 +85,7 @@ class MaskData(TrainingData):
         return replace(self.settings.images, ignore_index=self.labels.ignore_index)
 
     def _decode(self, dataset: SegmentationDataset) -> Decoded:
-        found = list(dataset.decoded(self.track))
-        good = [pair for pair in found if pair is not None]
-        if not good:
-            raise BadImage(f"all {len(found)} images are bad: nothing is left to train on")
-        return stack_pairs(good), [dataset.images.name(index) for index, pair in enumerate(found) if pair is None]
+        return stack_pairs(good_samples(list(dataset.read_all(self.track)))), dataset.bad_names()
 
     def collate(self, samples: list[Any]) -> Any:
         return collate_padded(samples, self.labels.ignore_index)

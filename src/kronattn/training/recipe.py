@@ -6,7 +6,6 @@ one. A recipe may name another that it ``extends``, and give what differs alone.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import cache
@@ -33,11 +32,9 @@ __all__ = [
     "recipe_class",
     "recipe_path",
     "recipe_yaml",
+    "shipped",
     "without_places",
 ]
-
-# In a checkout the recipes lie beside the sources; an installed package has a copy.
-_SHIPPED = (Path(__file__).parents[3] / "recipes", Path(__file__).parents[1] / "recipes")
 
 
 @dataclass
@@ -298,11 +295,21 @@ def recipe_path(name: str | Path) -> Path:
     # A folder of that name, such as photos/, is none.
     if Path(name).is_file():
         return Path(name)
-    for folder in _SHIPPED:
-        shipped = folder / Path(name).with_suffix(".yaml")
-        if shipped.exists():
-            return shipped
-    raise FileNotFoundError(f"there is no recipe {name}: {near_names(str(name), list_recipes())}")
+    known = shipped("recipes")
+    found = known.get(Path(name).with_suffix("").as_posix())
+    if found is None:
+        raise FileNotFoundError(f"there is no recipe {name}: {near_names(str(name), known)}")
+    return found
+
+
+def shipped(kind: str) -> dict[str, Path]:
+    """The files of a kind that come with kronattn, "recipes" or "studies", by name.
+
+    In a checkout they lie beside the sources; an installed package has a copy.
+    """
+    places = (Path(__file__).parents[3] / kind, Path(__file__).parents[1] / kind)
+    folder = next((place for place in places if place.is_dir()), places[-1])
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
 
 
 def list_recipes() -> dict[str, str]:
@@ -312,11 +319,7 @@ def list_recipes() -> dict[str, str]:
         >>> list_recipes()["digits"].startswith("The embedded default")
         True
     """
-    folder = next((folder for folder in _SHIPPED if folder.is_dir()), Path())
-    return {
-        path.relative_to(folder).with_suffix("").as_posix(): _first_comment(path)
-        for path in sorted(folder.rglob("*.yaml"))
-    }
+    return {name: _first_comment(path) for name, path in shipped("recipes").items()}
 
 
 def _first_comment(path: Path) -> str:
@@ -414,8 +417,7 @@ def _check_path(keys: Sequence[str], settings: Any, where: str = "") -> Any:
             return Any
         known = [entry.name for entry in fields(settings)]
         if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else "known here are " + ", ".join(known)
+            hint = near_names(key, known, most=1).replace("known are", "known here are")
             raise ValueError(f"{where}unknown key {'.'.join(keys[: depth + 1])!r}: {hint}")
         settings = get_type_hints(settings)[key]
     return settings

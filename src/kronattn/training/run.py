@@ -6,9 +6,8 @@ import csv
 import io
 import json
 import logging
-import os
 import warnings
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,13 @@ from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelChec
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
-from kronattn.atomic import replacing, write_atomically
+from kronattn.atomic import link_atomically, write_atomically
 from kronattn.data.decoded import Track, untracked
 from kronattn.measure import count_madd, describe_environment
 from kronattn.models.files import Description, build_model, read_weights, save_model
 from kronattn.models.weights import load_weights, unpack
 from kronattn.nn import synchronise_coefficient_norms
+from kronattn.present import figure_bytes
 from kronattn.tasks import Task, find_task
 from kronattn.training.callbacks import Fetching, History, MovingAverage, Speed, StopWhenDiverging
 from kronattn.training.card import model_card
@@ -140,10 +140,12 @@ def train(
     if late:
         # The last step was not the end of an epoch that is validated.
         history.rows[-1] |= trainer.validate(module, data, verbose=False)[0]
-    extra = speed.results() | _skipped(data)
+    extra: dict[str, Any] = speed.results()
+    if bad := data.bad_images():
+        extra |= {"skipped_images": len(bad), "skipped": bad[:20]}
     if test is not None:
         scores = trainer.validate(module, build_data(split=test), verbose=False)[0]
-        extra["test"] = {"split": test, **{name.removeprefix("val/"): value for name, value in scores.items()}}
+        extra["test"] = {"split": test, **_validated(scores)}
     if not trainer.is_global_zero:
         return {}
     if late and not figures_only:
@@ -198,9 +200,7 @@ def _build_network(recipe: Recipe, description: Description) -> nn.Module:
 def _keep_if_best(folder: Path, rows: list[dict[str, float]], score: str) -> None:
     """Make the last checkpoint the best as well, where a validation after training found it so."""
     if rows[-1][score] > max((row[score] for row in rows[:-1] if score in row), default=float("-inf")):
-        with replacing(folder / BEST) as temporary:
-            temporary.unlink()
-            os.link(folder / LAST, temporary)
+        link_atomically(folder / LAST, folder / BEST)
 
 
 def _trainer(
@@ -273,7 +273,7 @@ def _finish(
         "model": recipe.model.label,
         "seed": recipe.seed,
         "epochs": len(rows),
-        **{name.removeprefix("val/"): rows[-1][name] for name in rows[-1] if name.startswith("val/")},
+        **_validated(rows[-1]),
         f"best_{task.score}": best[f"val/{task.score}"],
         "best_epoch": int(best["epoch"]),
         "train_loss": rows[-1]["train/loss"],
@@ -285,38 +285,20 @@ def _finish(
     }
     write_atomically(folder / HISTORY, _csv(rows))
     if not figures_only:
-        _keep_weights(recipe, folder, module, counted, rows, best, result)
+        # From their checkpoints: a run that was resumed with nothing left to train has not taken its moving average.
+        for checkpoint, weights in ((LAST, LAST_WEIGHTS), (BEST, WEIGHTS)):
+            load_weights(counted, read_weights(folder / checkpoint)[0])
+            save_model(folder / weights, counted, description)
+        write_atomically(folder / CARD, model_card(description, recipe, result | _validated(best)))
+        title = f"{recipe.model.name} on {recipe.data.name}, seed {recipe.seed}"
+        write_atomically(folder / CURVES, figure_bytes(draw_curves(rows, task.score, task.label, title), "png"))
     write_atomically(folder / RESULT, json.dumps(result, indent=2) + "\n")
     return result
 
 
-def _keep_weights(
-    recipe: Recipe,
-    folder: Path,
-    module: TaskModule,
-    counted: nn.Module,
-    rows: list[dict[str, float]],
-    best: dict[str, float],
-    result: dict[str, Any],
-) -> None:
-    """Weights, those of the best epoch and of the last, with their card and the curves of the run."""
-    task, description = module.task, module.description
-    # From their checkpoints: a run that was resumed with nothing left to train has not taken its moving average.
-    for checkpoint, weights in ((LAST, LAST_WEIGHTS), (BEST, WEIGHTS)):
-        load_weights(counted, read_weights(folder / checkpoint)[0])
-        save_model(folder / weights, counted, description)
-    figures = {name.removeprefix("val/"): value for name, value in best.items() if name.startswith("val/")}
-    write_atomically(folder / CARD, model_card(description, recipe, result | figures))
-    figure = draw_curves(
-        rows, task.score, task.label, title=f"{recipe.model.name} on {recipe.data.name}, seed {recipe.seed}"
-    )
-    with replacing(folder / CURVES) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
-
-
-def _skipped(data: TrainingData) -> dict[str, Any]:
-    bad = data.bad_images()
-    return {"skipped_images": len(bad), "skipped": bad[:20]} if bad else {}
+def _validated(row: Mapping[str, float]) -> dict[str, float]:
+    """What the validation of an epoch found."""
+    return {name.removeprefix("val/"): value for name, value in row.items() if name.startswith("val/")}
 
 
 def _csv(rows: list[dict[str, float]]) -> str:

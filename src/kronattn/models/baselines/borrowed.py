@@ -19,7 +19,7 @@ def from_torchvision(name: str, **options: Any) -> Callable[..., nn.Module]:
     """
 
     def build(num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
-        models = require_library("torchvision", name, extra="vision").models
+        models = require_library("torchvision", name).models
         return with_channels(models.get_model(name, weights=None, num_classes=num_classes, **options), in_chans)
 
     return build
@@ -33,7 +33,7 @@ def from_timm(name: str) -> Callable[..., nn.Module]:
     """
 
     def build(num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
-        timm = require_library("timm", name, extra="timm")
+        timm = require_library("timm", name)
         return timm.create_model(name, num_classes=num_classes, in_chans=in_chans)
 
     return build

@@ -93,7 +93,7 @@ class _ResNetBackbone(Backbone):
     def __init__(
         self, name: str, in_chans: int, output_stride: int, freeze_norm: bool, options: dict[str, Any]
     ) -> None:
-        models = require_library("torchvision", f"the backbone {name}", extra="vision").models
+        models = require_library("torchvision", f"the backbone {name}").models
         resnet: Any = with_channels(models.get_model(name, weights=None, **options), in_chans)
         super().__init__(in_chans, resnet.fc.in_features, output_stride, freeze_norm)
         self.conv1, self.bn1, self.relu, self.maxpool = resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool

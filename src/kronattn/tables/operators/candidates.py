@@ -128,9 +128,6 @@ class Operator:
 
     ``call`` takes (N, C, h, w), without linear maps, for ``kronattn bench operators``; ``build(channels)`` makes a
     module with a linear map on its values, for Table 2. ``keys_per_query`` is of the coefficients that it materialises.
-
-    >>> OPERATORS["kao_qkv"].label
-    'KAO_QKV'
     """
 
     label: str

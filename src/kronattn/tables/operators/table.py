@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
-from kronattn.measure import Call, Comparison, Row, Way, compare, count_madd, memory_budget, resolve_device
+from kronattn.measure import Call, Comparison, Row, Way, compare, count_madd, memory_budget
+from kronattn.measure.environment import resolve_device, resolve_dtype
 from kronattn.present import Cell, Table, format_percent, format_ratio, format_significant, tabulate
 from kronattn.present.charts import Panel, Series, draw_panels
 from kronattn.tables.operators.candidates import OPERATORS, Case, with_map
@@ -31,7 +32,7 @@ def measure_operators(
     cases: Sequence[Case] = CASES,
     *,
     device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: str | torch.dtype = torch.float32,
     seconds: float = 4.0,
     budget: int | None = None,
     longest_call: float = _LONGEST_CALL,
@@ -53,7 +54,7 @@ def measure_operators(
         >>> [(row.candidate, row.madd) for row in found.rows][-1]
         ('kao_qkv_as_printed', 3072)
     """
-    device = resolve_device(str(device))
+    device, dtype = resolve_device(str(device)), resolve_dtype(dtype)
     allowed = memory_budget(device, _MEMORY_BUDGET) if budget is None else budget
     madd: dict[tuple[str, Case], int] = {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pkgutil import resolve_name
 
 import torch
@@ -33,10 +33,6 @@ class Case:
     def grid(self) -> int:
         """The number of rows, and of columns, of the features."""
         return -(-self.size // self.stride)
-
-    def to_dict(self) -> dict[str, int]:
-        """For JSON."""
-        return asdict(self)
 
 
 class _MaterialisedAttention(DenseAttention):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kronattn.measure import Call, Comparison, Row, Way, calls, compare, count_madd, memory_budget, resolve_device
+from kronattn.measure import Call, Comparison, Row, Way, calls, compare, count_madd, memory_budget
 from kronattn.measure.calls import training_of
+from kronattn.measure.environment import resolve_device, resolve_dtype
 from kronattn.measure.processes import OLD, Job, compare_in_processes
 from kronattn.nn import resize_scores
 from kronattn.present import Table, format_ratio, format_significant, tabulate
@@ -31,7 +33,7 @@ def measure_heads(
     *,
     works: Sequence[str] = ("inference",),
     device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: str | torch.dtype = torch.float32,
     channels_last: bool = False,
     with_resize: bool = False,
     seconds: float = 4.0,
@@ -60,7 +62,7 @@ def measure_heads(
         >>> [(row.candidate, row.work, row.madd) for row in found.rows]
         [('attn', 'inference', 11300), ('kao_kv', 'inference', 5950)]
     """
-    device = resolve_device(str(device))
+    device, dtype = resolve_device(str(device)), resolve_dtype(dtype)
     for name in heads:
         if name not in HEADS:
             raise ValueError(f"unknown head {name!r}: known are {', '.join(HEADS)}")
@@ -106,7 +108,7 @@ def measure_heads(
     def job(name: str, way: Way) -> Job:
         return Job(Path(calls.__file__), "head_call", arguments(name, way), against if name.endswith(OLD) else None)
 
-    ways = [Way(case.to_dict(), work) for case in cases for work in works]
+    ways = [Way(asdict(case), work) for case in cases for work in works]
     settings = {"channels_last": channels_last}
     shared: dict[str, Any] = {"device": device, "dtype": dtype, "settings": settings, "track": track}
     if against is None:

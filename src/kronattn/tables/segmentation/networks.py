@@ -29,9 +29,7 @@ class Counted:
     madd: dict[int, int]
 
 
-def count_networks(
-    sizes: Sequence[int], *, backbone: str = "resnet101", num_classes: int = 21, output_stride: int = 8
-) -> list[Counted]:
+def count_networks(sizes: Sequence[int], *, backbone: str = "resnet101") -> list[Counted]:
     """Count the parameters and multiply-adds of the four networks, for one image of each size; nothing is computed.
 
     Example:
@@ -41,9 +39,7 @@ def count_networks(
     counted = []
     for network in dict.fromkeys(head.network for head in HEADS.values()):
         with torch.device("meta"):
-            model: Any = create_model(
-                network, backbone=backbone, num_classes=num_classes, output_stride=output_stride
-            ).eval()
+            model: Any = create_model(network, backbone=backbone).eval()
             madd = {size: count_madd(model, torch.empty(1, 3, size, size)) for size in sizes}
         counted.append(
             Counted(
