@@ -16,8 +16,6 @@ import multiprocessing
 import sys
 import tempfile
 import time
-import traceback
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +23,9 @@ import torch
 
 from kronattn.atomic import write_atomically
 from kronattn.measure import describe_environment
-from tests.soak.part import CASES_OF_A_SEED, Outcome, Part, Tally
+from tests.soak.part import CASES_OF_A_SEED, Tally
+from tests.soak.work import PARTS, careful, open_part, work
 
-# Module, whether several processes share its cases, whether it runs on a GPU.
-PARTS = {
-    "operators": ("tests.soak.operators", True, True),
-    "layers": ("tests.soak.layers", True, True),
-    "options": ("tests.soak.options", True, True),
-    "kills": ("tests.soak.kills", True, True),
-    "files": ("tests.soak.files", True, False),
-    "page": ("tests.soak.page", False, False),
-    "threads": ("tests.soak.threads", False, True),
-}
-# Seconds.
-_TELLS_EVERY = 60
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "soak.json"
 
 
@@ -86,10 +73,10 @@ def _soak(name: str, options: argparse.Namespace, seconds: float) -> tuple[dict[
     jobs = [(name, options.seed * CASES_OF_A_SEED + first, workers, seconds, each, device) for first in range(workers)]
     tally = Tally()
     if workers == 1:
-        tally.merge(_work(*jobs[0]))
+        tally.merge(work(*jobs[0]))
     else:
         with multiprocessing.get_context("spawn").Pool(workers) as pool:
-            for found in pool.starmap(_work, jobs):
+            for found in pool.starmap(work, jobs):
                 tally.merge(found)
     tally.seconds = time.monotonic() - start
     print(f"{name} on {device}: {tally.cases:,} cases, {tally.failed} wrong, {tally.seconds:.0f} s", flush=True)
@@ -98,42 +85,12 @@ def _soak(name: str, options: argparse.Namespace, seconds: float) -> tuple[dict[
     return {"command": command, "environment": environment} | tally.as_dict(), tally.failed
 
 
-def _work(name: str, first: int, step: int, seconds: float, most: int | None, device: str) -> Tally:
-    """One process's cases: every ``step``-th number from ``first`` on, for so many seconds once all is prepared."""
-    torch.set_num_threads(1)
-    tally = Tally()
-    with tempfile.TemporaryDirectory(prefix="kronattn-soak-") as folder:
-        part = _part(name, Path(folder), device)
-        number, deadline, told = first, time.monotonic() + seconds, time.monotonic()
-        try:
-            while time.monotonic() < deadline and (most is None or tally.cases < most):
-                outcome = _careful(part, number)
-                for wrong in outcome.wrong:
-                    print(
-                        f"WRONG {name}:{number}: {wrong}\n  again: python -m tests.soak --case {name}:{number} "
-                        f"--device {device}",
-                        flush=True,
-                    )
-                tally.add(number, outcome)
-                number += step
-                if time.monotonic() - told > _TELLS_EVERY and first % step == 0:
-                    told = time.monotonic()
-                    print(f"{name}: {step * tally.cases:,} cases so far", flush=True)
-        finally:
-            figures = dict(part.close())
-            for wrong in figures.pop("wrong", []):
-                print(f"WRONG {name}: {wrong}", flush=True)
-                tally.fail(None, wrong)
-            tally.figures = figures
-    return tally
-
-
 def _again(name: str, number: int, device: str) -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="kronattn-soak-") as folder:
-        part = _part(name, Path(folder), device)
+        part = open_part(name, Path(folder), device)
         try:
-            outcome = _careful(part, number)
+            outcome = careful(part, number)
         finally:
             part.close()
     for tried in outcome.tried:
@@ -141,18 +98,6 @@ def _again(name: str, number: int, device: str) -> int:
     for wrong in outcome.wrong:
         print(f"WRONG: {wrong}")
     return 1 if outcome.wrong else 0
-
-
-def _part(name: str, folder: Path, device: str) -> Part:
-    return import_module(PARTS[name][0]).PART(folder, device)
-
-
-def _careful(part: Part, number: int) -> Outcome:
-    """Whatever a case raises is something that it found."""
-    try:
-        return part.run(number)
-    except Exception:
-        return Outcome([{"raised": True}], [traceback.format_exc(limit=-4)])
 
 
 def _kind(device: str) -> str:

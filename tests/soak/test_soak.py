@@ -1,6 +1,9 @@
 """The soak itself: it finds what is wrong, says which case it was, and that case can be run again alone."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -10,6 +13,8 @@ from kronattn.ops import torch_backend
 from tests.soak import mutations
 from tests.soak.__main__ import main
 from tests.soak.part import KEPT_FAILURES, Outcome, Tally
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -34,6 +39,15 @@ def test_what_was_tried_is_counted(tmp_path, one_thread):
         assert section["failed"] == 0
     assert sum(found["operators/cpu"]["counts"]["dtype"].values()) == found["operators/cpu"]["cases"]
     assert "options_not_tried" not in found["layers/cpu"]
+
+
+def test_processes_share_the_cases(tmp_path):
+    # As a user starts it: other processes cannot find what is defined in the module that is run.
+    output = tmp_path / "soak.json"
+    command = [sys.executable, "-m", "tests.soak", "--parts", "operators", "--processes", "2", "--cases", "12"]
+    done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(output.read_text())["operators/cpu"]["cases"] == 12
 
 
 @pytest.mark.parametrize("part", ["operators", "layers", "options"])

@@ -21,7 +21,7 @@ def to_rich(table: Table, *, width: int) -> rich.console.Group:
     """Return a table for a terminal of that width: printed values beside ours or, if that is too wide, below; and if it
     still is, several tables below each other, each with the first column, so that no figure is cut off.
 
-    >>> from kronattn.present import Column
+    >>> from kronattn.present import Column, Group
     >>> sizes = Table("Sizes", [Column("Of", numeric=False), Column("MB")], [Group("", [[Cell("x"), Cell("1.5")]])])
     >>> [len(to_rich(sizes, width=width).renderables) for width in (80, 5)]
     [1, 1]
