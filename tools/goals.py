@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
@@ -141,6 +142,14 @@ def training() -> Iterator[Goal]:
     yield what, "at least 25,000", [(speed, f"{speed:,.0f}")]
     figures = [percent(one["gpu_busy_percent"] / 100) for one in (beside, many)]
     yield "how busy the GPU is, start included: twelve runs at 160 px, that study", "at least 90%", figures
+    step, way = compared("training-step-h200"), Way({"batch": 128, "size": 160}, "training", "graphs")
+    figures = [over(step, f"kanet_{mode}", way, "mobilenetv2") for mode in MODES]
+    yield "kanet_kv, kanet_qkv over mobilenetv2, a step of that size as a CUDA graph", "at least 0.97", figures
+    digits = read("training-digits-cpu")["seconds"]
+    ratio = statistics.median(digits["new"]) / statistics.median(digits["old"])
+    least, most = (f"{end(digits['new']):.1f}" for end in (min, max))
+    what = "`train --config digits` on two threads of a CPU, time over the tree before, three runs each"
+    yield what, "at most 1.0", [(ratio, f"{ratio:.2f} ({least} to {most} s)")]
     older, once = ({row["model"]: row for row in read(name)["summary"]} for name in ("imagenette", "mean-once-h200"))
     figures = [(row["mean"], accuracy(row)) for row in (older["kanet_kv"], once["kanet_kv"])]
     yield "kanet_kv on Imagenette, top-1: with a lower rate for the classifier, without", "at least 90%", figures
