@@ -167,7 +167,7 @@ def test_figures():
     ]
     assert draw_costs(summary, {}, "none") is None
     costs = draw_costs(summary, COSTS, "none")
-    assert {text.get_text() for text in costs.axes[0].texts} == {"global_mean", "kao_kv"}
+    assert {text.get_text() for text in costs.legends[0].texts} == {"global_mean", "kao_kv"}
 
 
 def test_the_page():
@@ -189,4 +189,6 @@ def test_advice_and_overview_go_by_the_first_reference():
     found = study() | {"study": {**study()["study"], "references": ["kao_kv", "none"]}}
     (part,) = summarise_study(found)
     assert advice(part).startswith("No context layer was shown to help here")
-    assert overview_table([part]).columns[1].title.endswith("over kao_kv")
+    assert overview_table([part]).notes[0].startswith("Points over kao_kv.")
+    both = overview_table([part, summarise_study(study())[0]])
+    assert [column.title for column in both.columns[1:]] == ["House fronts: over kao_kv", "House fronts: over none"]

@@ -16,6 +16,7 @@ __all__ = ["draw_costs", "draw_gains"]
 # By what an interval says.
 _COLOURS = {"better": "#2f855a", "worse": "#c53030"}
 _UNSURE = "#4a5568"
+_MARKERS = "os^Dv<>PXp*"
 
 
 def draw_gains(summary: Sequence[Mapping[str, Any]], references: Sequence[str]) -> Figure:
@@ -24,23 +25,34 @@ def draw_gains(summary: Sequence[Mapping[str, Any]], references: Sequence[str]) 
     Green and red: the interval excludes zero; a filled mark: so it does after Holm's correction.
     """
     tallest = max((len(part["layers"]) for part in summary), default=1)
-    figure = new_figure("the study's figure", 4.2 * len(references), (1.1 + 0.24 * tallest) * len(summary))
-    axes = figure.subplots(max(1, len(summary)), len(references), squeeze=False)
-    for row, part in zip(axes, summary, strict=False):
+    panels = [(part, reference) for part in summary for reference in references]
+    # More than three beside each other are too small to read on a page.
+    columns = len(references) if len(references) < 4 else 2
+    figure, axes = _panels(len(panels), columns, 4.2, 1.1 + 0.24 * tallest)
+    for axis, (part, reference) in zip(axes, panels, strict=True):
         names = [entry["layer"] for entry in part["layers"]]
-        for axis, reference in zip(row, references, strict=True):
-            axis.axvline(0, color="#a0aec0", linewidth=1)
-            for place, entry in enumerate(reversed(part["layers"])):
-                found = entry["differences"].get(reference)
-                if found is not None:
-                    _draw_difference(axis, place, found)
-            axis.set_yticks(range(len(names)), list(reversed(names)), fontsize=7)
-            axis.set_ylim(-0.7, len(names) - 0.3)
-            axis.tick_params(axis="x", labelsize=7)
-            axis.set_title(f"{part['title']}: over {reference}", fontsize=8)
-            axis.set_xlabel(f"test {part['score_label']}, points", fontsize=7)
-            tidy(axis, "x")
+        axis.axvline(0, color="#a0aec0", linewidth=1)
+        for place, entry in enumerate(reversed(part["layers"])):
+            found = entry["differences"].get(reference)
+            if found is not None:
+                _draw_difference(axis, place, found)
+        axis.set_yticks(range(len(names)), list(reversed(names)), fontsize=7)
+        axis.set_ylim(-0.7, len(names) - 0.3)
+        axis.tick_params(axis="x", labelsize=7)
+        axis.set_title(f"{part['title']}: over {reference}", fontsize=8)
+        axis.set_xlabel(f"test {part['score_label']}, points", fontsize=7)
+        tidy(axis, "x")
     return figure
+
+
+def _panels(count: int, columns: int, width: float, height: float) -> tuple[Figure, Sequence[Any]]:
+    """A figure with so many panels, each of that size in inches."""
+    rows = max(1, -(-count // columns))
+    figure = new_figure("the study's figure", width * columns, height * rows)
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    return figure, axes[:count]
 
 
 def _draw_difference(axis: Any, place: int, found: Mapping[str, Any]) -> None:
@@ -66,25 +78,25 @@ def draw_costs(summary: Sequence[Mapping[str, Any]], costs: Mapping[str, Any], r
     panels = [panel for panel in panels if reference in panel[1]["layers"]]
     if not panels:
         return None
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = new_figure("the study's figure", 4.8 * columns, 3.2 * rows)
-    axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axis, (part, measured) in zip(axes, panels, strict=False):
+    figure, axes = _panels(len(panels), 2, 4.8, 3.2)
+    layers = list(dict.fromkeys(entry["layer"] for part in summary for entry in part["layers"]))
+    drawn: dict[str, Any] = {}
+    for axis, (part, measured) in zip(axes, panels, strict=True):
         base = measured["layers"][reference]["seconds"]
         for entry in part["layers"]:
             cost, gain = measured["layers"].get(entry["layer"]), entry["differences"].get(reference)
             if cost is None or gain is None:
                 continue
             x, (y, spread) = cost["seconds"] / base, _points(gain)
-            axis.errorbar(x, y, yerr=spread, fmt="o", color=_UNSURE, capsize=2, markersize=4)
-            axis.annotate(entry["layer"], (x, y), textcoords="offset points", xytext=(4, 3), fontsize=6)
+            name, number = entry["layer"], layers.index(entry["layer"])
+            marks = {"color": f"C{number % 10}", "marker": _MARKERS[number % len(_MARKERS)]}
+            drawn[name] = axis.errorbar(x, y, yerr=spread, linestyle="", capsize=2, markersize=5, label=name, **marks)
         axis.axhline(0, color="#a0aec0", linewidth=1)
         axis.set_title(f"{part['title']}, {measured['name']}", fontsize=8)
         axis.set_xlabel(f"time of a forward pass, in that of {reference}", fontsize=7)
         axis.set_ylabel(f"gain over {reference}, points", fontsize=7)
         axis.tick_params(labelsize=7)
         tidy(axis)
-    for axis in axes[len(panels) :]:
-        axis.set_axis_off()
+    # Names beside the points would lie on top of each other.
+    figure.legend(drawn.values(), drawn, loc="outside lower center", ncols=6, fontsize=7, frameon=False)
     return figure
