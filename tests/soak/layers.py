@@ -154,9 +154,16 @@ class Layers(OnPoisonedMemory):
         return found
 
 
-def _options_of(layer: Any) -> list[str]:
-    taken = inspect.signature(layer.__init__).parameters.values()
-    return [one.name for one in taken if one.name != "self" and one.kind is not one.VAR_KEYWORD]
+def _options_of(layer: type) -> list[str]:
+    """What a layer takes, and what it hands on to the class that it is made from."""
+    found: dict[str, None] = {}
+    for made_from in layer.__mro__:
+        if "__init__" in vars(made_from):
+            taken = inspect.signature(made_from.__init__).parameters.values()
+            found |= dict.fromkeys(one.name for one in taken if one.name != "self" and one.kind is not one.VAR_KEYWORD)
+            if not any(one.kind is one.VAR_KEYWORD for one in taken):
+                break
+    return list(found)
 
 
 def _floors(exact: Mapping[str, Tensor], layer: Any) -> dict[str, float | None]:

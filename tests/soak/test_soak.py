@@ -9,9 +9,11 @@ from random import Random
 import pytest
 import torch
 
+from kronattn.nn import DenseAttention
 from kronattn.ops import torch_backend
 from tests.soak import mutations
 from tests.soak.__main__ import main
+from tests.soak.layers import _options_of
 from tests.soak.part import KEPT_FAILURES, Outcome, Tally
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +50,10 @@ def test_processes_share_the_cases(tmp_path):
     done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
     assert json.loads(output.read_text())["operators/cpu"]["cases"] == 12
+
+
+def test_a_layers_options_are_found_where_it_hands_them_on():
+    assert {"pool", "num_heads", "project"} <= set(_options_of(DenseAttention))
 
 
 @pytest.mark.parametrize("part", ["operators", "layers", "options"])
