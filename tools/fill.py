@@ -313,10 +313,11 @@ def where_time_goes() -> list[Table]:
 
     def parts(run: Mapping[str, Any]) -> dict[str, float]:
         first, others = run["seconds_to_first_epoch"], run["seconds_of_the_other_epochs"]
-        steps = len(run["images_per_second_of_epochs"][1:]) * IMAGENETTE_EPOCH / run["images_per_second"]
+        count = len(run["images_per_second_of_epochs"]) - 1
+        steps = count * IMAGENETTE_EPOCH / run["images_per_second"]
         return {
             "start to the first epoch's end: imports, decoding, compiling, capturing": first,
-            "steps of the 59 other epochs": steps,
+            f"steps of the {count} other epochs": steps,
             "between them: validation, checkpoints, logs": others - steps,
             "last files": run["seconds_to_weights"] - first - others,
             "**command to weights**": run["seconds_to_weights"],

@@ -20,7 +20,7 @@ def study(
     output: Path | None = typer.Option(None, help="The JSON file, which it goes on from. Default: results/STUDY.json."),
     page: Path | None = typer.Option(None, help="The page of tables and figures. Default: beside the JSON, .html."),
     folder: Path | None = typer.Option(None, help="For the runs' logs and histories. Default: runs/study-STUDY."),
-    taken: str = typer.Option("", "--from", help="Comma-separated JSON files of this study, to take runs from."),
+    taken: str = typer.Option("", "--from", help="Comma-separated JSON files to take runs from, of any study."),
     only: str = typer.Option("", help="Comma-separated data sets of the study. Default: all."),
     jobs: int = typer.Option(1, min=1, help="Processes that train side by side on the device."),
     minutes: float | None = typer.Option(

@@ -95,11 +95,8 @@ class CoefficientNorm(nn.Module):
         with without_autocast(keys):
             if plan is not None and plan.pool == "triton" and self._is_for_kernel(keys, moments):
                 running = self.running_mean, self.running_var, self.num_batches_tracked
-                constants: Any = {"eps": self.eps, "momentum": self.momentum}
-                if softmax_of is not None:
-                    return stages.normalised_softmax(keys, softmax_of, self.weight, moments, running, **constants), None
-                constants["num_heads"] = self.num_heads
-                return stages.normalise(keys, self.weight, moments, running, **constants), None
+                constants: Any = {"eps": self.eps, "momentum": self.momentum, "num_heads": self.num_heads}
+                return stages.normalise(keys, self.weight, moments, running, softmax_of=softmax_of, **constants), None
             scale, bias = self.scale_and_bias(moments, update=self.training)
             normed = stages.scaled(keys, scale, self.num_heads)
             return normed if softmax_of is None else stages.softmax(normed, softmax_of), bias

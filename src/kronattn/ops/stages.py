@@ -31,7 +31,6 @@ __all__ = [
     "moments",
     "moments_of_coefficients",
     "normalise",
-    "normalised_softmax",
     "pool",
     "scaled",
     "softmax",
@@ -232,15 +231,11 @@ def moments(
 def normalise(
     keys: Tensor, weight: Tensor, moments: Moments | None, running: tuple[Tensor, Tensor, Tensor], **constants: Any
 ) -> Tensor:
-    """The norm of the coefficients multiplied into keys by the kernel; see :mod:`kronattn.nn.coefficient_norm`."""
+    """The norm of the coefficients multiplied into keys by the kernel, or into materialised coefficients whose softmax
+    it takes too; see :mod:`kronattn.nn.coefficient_norm`."""
     from kronattn.ops.triton import coefficient_norm  # needs Triton
 
     return coefficient_norm.normalise(keys, weight, moments, running, **constants)
-
-
-def normalised_softmax(matrix: Tensor, count: int, *norm: Any, **constants: Any) -> Tensor:
-    """The same for materialised coefficients of ``count`` keys, and their softmax in the same launch."""
-    return normalise(matrix, *norm, softmax_of=count, **constants)
 
 
 def _are_few(query: Tensor, keys: Tensor) -> bool:

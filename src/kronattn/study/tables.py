@@ -26,11 +26,11 @@ def overview_table(summary: Sequence[Mapping[str, Any]]) -> Table:
         if any(gains):
             rows.append([Cell(layer), *(_difference(gain)[0] for gain in gains)])
     references = {part["references"][0] for part in summary}
-    # Said once where it is the same for all: long headings make a wide table.
-    where = [f": over {part['references'][0]}" if len(references) > 1 else "" for part in summary]
-    titles = [part["title"] + over for part, over in zip(summary, where, strict=True)]
+    titles, points = [part["title"] for part in summary], f"Points over {', '.join(references)}."
+    if len(references) > 1:
+        # Said once where it is the same for all: long headings make a wide table.
+        titles, points = [f"{part['title']}: over {part['references'][0]}" for part in summary], "In points."
     columns = (Column("Layer", numeric=False), *map(Column, titles))
-    points = f"Points over {references.pop()}." if len(references) == 1 else "In points."
     notes = [f"{points} ‡ and †: zero is excluded, after Holm's correction and without it."]
     return Table("What each layer gains", columns, [Group("", rows)], notes)
 

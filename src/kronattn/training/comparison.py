@@ -15,6 +15,7 @@ from typing import Any
 
 from kronattn.atomic import write_atomically
 from kronattn.models.registry import task_of
+from kronattn.training.errors import OneLineError
 from kronattn.training.folder import CONFIG, RESULT, read_result
 from kronattn.training.intervals import confidence_interval
 from kronattn.training.recipe import Recipe, load_recipe
@@ -149,7 +150,7 @@ def measure_alone(plans: Sequence[Plan], epochs: int) -> dict[str, dict[str, Any
 
     def done(one: Any, failure: str) -> None:
         if failure:
-            raise RuntimeError(f"{one.recipe.model.label} alone: {failure}")
+            raise OneLineError(f"{one.recipe.model.label} alone: {failure}")
         result = read_result(one.folder)
         assert result is not None
         kept = ("images_per_second", "waiting_for_data", "peak_bytes")
