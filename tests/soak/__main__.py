@@ -16,6 +16,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,9 @@ def _soak(name: str, options: argparse.Namespace, seconds: float) -> tuple[dict[
     if workers == 1:
         tally.merge(work(*jobs[0]))
     else:
-        with multiprocessing.get_context("spawn").Pool(workers) as pool:
-            for found in pool.starmap(work, jobs):
+        # A pool of multiprocessing would not do: its processes may have no children, which loaders of data are.
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+            for found in pool.map(work, *zip(*jobs, strict=True)):
                 tally.merge(found)
     tally.seconds = time.monotonic() - start
     print(f"{name} on {device}: {tally.cases:,} cases, {tally.failed} wrong, {tally.seconds:.0f} s", flush=True)

@@ -6,6 +6,7 @@ off this one, which has imported everything and computes nothing itself: a start
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
 import shutil
@@ -60,6 +61,8 @@ class FillDisk(Callback):
         if trainer.current_epoch == self.epoch:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, resource.RLIM_INFINITY))
+            # Processes that load data hand it on in shared memory, which counts as files but is on no disk.
+            os.register_at_fork(after_in_child=_lift_limit)
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,6 @@ class Kills:
     def __init__(self, folder: Path, device: str) -> None:
         self.folder = folder
         self.accelerator = "gpu" if device.startswith("cuda") else "cpu"
-        # Processes can be forked off as long as this one has not asked the GPU for anything, its number included.
-        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         self._whole: dict[tuple[str, ...], Whole] = {}
         self._data = {"classification": _images(folder / "images"), "segmentation": folder / "masks"}
         write_folder(folder / "masks", {"train": 6, "val": 2})
@@ -176,14 +177,20 @@ def _forked(config: str, settings: tuple[str, ...], folder: Path, log: Path, *ca
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        # Processes that load data are forked, whatever started this one.
+        multiprocessing.set_start_method("fork", force=True)
         train(load_recipe(config, settings), folder=folder, resume=True, callbacks=callbacks)
         code = 0
     except BaseException:
         # The limit on files would hold for this one, too.
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        _lift_limit()
         os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(code)
+
+
+def _lift_limit() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 def _wait(process: int, seconds: float, until: Callable[[], bool]) -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import pickle
 import resource
 import shutil
 import signal
@@ -23,6 +24,7 @@ from kronattn.training.callbacks import Diverged
 from kronattn.training.evaluation import evaluate
 from kronattn.training.recipe import load_recipe
 from kronattn.training.run import train
+from tests.data.segmentation_folders import write_folder
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -82,6 +84,34 @@ def test_images_from_files_give_the_bits_of_images_in_memory(recipe_file, tmp_pa
         settings = (f"data.in_memory={in_memory}", "data.workers=0", "epochs=2")
         train(with_settings(recipe_file, *settings), folder=tmp_path / in_memory)
     assert same_weights(tmp_path / "yes", tmp_path / "no")
+
+
+class Sending(Callback):
+    """Where processes that load data are not forked (the rule from Python 3.14 on), what they need is sent to them."""
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        for loader in (trainer.train_dataloader, trainer.val_dataloaders):
+            self.sent = pickle.loads(pickle.dumps((loader.dataset, loader.collate_fn)))
+
+
+def test_processes_that_load_data_can_be_sent_what_they_need(recipe_file, tmp_path):
+    write_folder(tmp_path / "masks", {"train": 2, "val": 2})
+    (tmp_path / "masks" / "classes.txt").write_text("a\nb\nc\n")
+    small = (
+        f"data={{name: folder, path: {tmp_path / 'masks'}, images: {{crop: 33}}, in_memory: 'no', workers: 0}}",
+        "model.options={backbone: kanet_kv, backbone_options: {width: 0.25}}",
+        "batch_size=2",
+        "iterations=1",
+        "precision=32-true",
+        "accelerator=cpu",
+    )
+    classifier = with_settings(recipe_file, "data.in_memory=no", "data.workers=0", "epochs=1")
+    for name, recipe in (("classifier", classifier), ("segmenter", load_recipe("voc/deeplabv2_kao_kv", small))):
+        sending = Sending()
+        train(recipe, folder=tmp_path / name, callbacks=[sending])
+        dataset, collate = sending.sent
+        images, _ = collate([dataset[0], dataset[1]])
+        assert images.shape[0] == 2
 
 
 def test_a_config_that_a_run_used_repeats_it(recipe, tmp_path):

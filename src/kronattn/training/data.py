@@ -231,13 +231,13 @@ class TrainingData(L.LightningDataModule):
             sampler=sampler,
             num_workers=workers,
             persistent_workers=workers > 0,
-            collate_fn=_as_it_is if gathers else self.collate,
+            collate_fn=_as_it_is if gathers else self.collate(),
             pin_memory=self.device().type == "cuda",
             **options,
         )
 
-    def collate(self, samples: list[Any]) -> Any:
-        """Samples to a batch."""
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """What makes a batch of samples: a function that processes can be sent, which this module is not."""
         raise NotImplementedError
 
     def _epoch(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -46,8 +47,8 @@ class ImageData(TrainingData):
         found, bad = decode_all(images, size, skip_bad=self.settings.skip_bad_images, track=self.track)
         return {"pixels": found.pixels, "labels": found.labels}, bad
 
-    def collate(self, samples: list[Any]) -> Any:
-        return collate_good(samples)
+    def collate(self) -> Callable[[list[Any]], Any]:
+        return collate_good
 
     def prepare(self, batch: tuple[Tensor, ...], split: str) -> tuple[Tensor, Tensor]:
         dataset = self._datasets[split]

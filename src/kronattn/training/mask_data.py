@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,8 +89,8 @@ class MaskData(TrainingData):
     def _decode(self, dataset: SegmentationDataset) -> Decoded:
         return stack_pairs(good_samples(list(dataset.read_all(self.track)))), dataset.bad_names()
 
-    def collate(self, samples: list[Any]) -> Any:
-        return collate_padded(samples, self.labels.ignore_index)
+    def collate(self) -> Callable[[list[Any]], Any]:
+        return partial(collate_padded, ignore_index=self.labels.ignore_index)
 
     def prepare(self, batch: tuple[Tensor, ...], split: str) -> tuple[Tensor, Tensor]:
         dataset = self._datasets[split]
