@@ -325,6 +325,8 @@ class TestEveryContext:
         torch.testing.assert_close(inside(larger), layer(larger, residual=larger))
 
     def test_export_with_dynamic_sizes(self, name):
+        if name == "attention_pool" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
+            pytest.skip("PyTorch 2.11 takes sizes for odd for good where a pool rounds up")
         model = Residual(built(name)).eval()
         sizes = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
         program = torch.export.export(model, (torch.randn(2, 6, 9, 11),), dynamic_shapes=(sizes,))
@@ -411,8 +413,9 @@ class TestEveryContext:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @every_context
 @pytest.mark.parametrize("axes", [2, 3])
-def test_on_a_gpu(name, axes):
+def test_on_a_gpu(name, axes, monkeypatch):
     """Output and the input's gradient as on the CPU, in float32 and under autocast, channels last."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     layer = built(name, channels=16, axes=axes)
     last = {2: torch.channels_last, 3: torch.channels_last_3d}[axes]
     x = torch.randn(2, 16, *(9, 11, 5)[:axes], requires_grad=True)

@@ -134,6 +134,8 @@ class Kills:
     def _undisturbed(self, config: str, settings: tuple[str, ...]) -> Whole:
         if settings not in self._whole:
             folder, start = self.folder / f"whole-{len(self._whole)}", time.monotonic()
+            # What a run of other settings left that failed.
+            shutil.rmtree(folder, ignore_errors=True)
             code, said = _finished(_forked(config, settings, folder, self.folder / "log"), self.folder / "log")
             if code:
                 raise RuntimeError(f"a run that nothing happened to ended with {code}: {said}")

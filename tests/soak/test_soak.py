@@ -11,7 +11,7 @@ import torch
 
 from kronattn.nn import DenseAttention
 from kronattn.ops import torch_backend
-from tests.soak import mutations
+from tests.soak import mutations, operators
 from tests.soak.__main__ import main
 from tests.soak.layers import _options_of
 from tests.soak.part import KEPT_FAILURES, Outcome, Tally
@@ -68,6 +68,19 @@ def test_a_flaw_is_found_and_found_again(tmp_path, one_thread, monkeypatch, caps
     assert main(["--case", f"{part}:{first['case']}"]) == 1
     monkeypatch.setattr(torch_backend, "spread", spread)
     assert main(["--case", f"{part}:{first['case']}"]) == 0
+
+
+def test_results_over_their_tolerance_are_judged_beside_the_equations(tmp_path, one_thread, monkeypatch):
+    # In float64 the equations are what everything is compared with.
+    tolerances = {dtype: 1e-10 if dtype == torch.float64 else 1e-30 for dtype in operators.TOLERANCE}
+    monkeypatch.setattr(operators, "TOLERANCE", tolerances)
+    code, found = soak(tmp_path, "--parts", "operators")
+    assert found["operators/cpu"]["counts"]["judged"]["beside the equations"] > 6
+    assert code == 0
+    monkeypatch.setattr(operators, "AT_MOST", 0.01)
+    code, found = soak(tmp_path, "--parts", "operators")
+    assert code == 1
+    assert "and the equations are off by" in found["operators/cpu"]["failures"][0]["wrong"]
 
 
 def test_memory_that_nobody_wrote_shows(tmp_path, one_thread, monkeypatch):

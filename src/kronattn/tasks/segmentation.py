@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronattn.data.joint import JointSettings
+from kronattn.tasks.map_entropy import map_entropy
 from kronattn.tasks.task import Finding, Interpretation, Task, class_name
 
 if TYPE_CHECKING:
@@ -60,15 +61,11 @@ class Segmentation(Task):
         self, network: nn.Module, batch: tuple[Tensor, ...], recipe: Any, description: Description
     ) -> dict[str, Tensor]:
         images, masks = batch
-        logits = network(images)
-        if recipe.deterministic:
-            # PyTorch sums losses of maps in any order on a GPU, but not those of a list of pixels.
-            logits, masks = logits.movedim(1, -1).flatten(0, -2), masks.flatten()
         ignored, smoothing = description.ignore_index, recipe.label_smoothing
-        return {"loss": F.cross_entropy(logits, masks, ignore_index=ignored, label_smoothing=smoothing)}
+        return {"loss": map_entropy(network(images), masks, ignore_index=ignored, label_smoothing=smoothing)}
 
     def loss(self, output: Tensor, target: Tensor, description: Description) -> Tensor:
-        return F.cross_entropy(output, target, ignore_index=description.ignore_index)
+        return map_entropy(output, target, ignore_index=description.ignore_index)
 
     def metrics(self, description: Description) -> MetricCollection:
         """Ignored pixels do not count, nor do classes that are neither there nor predicted."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronattn.data.volume_augment import VolumeSettings
 from kronattn.data.volumes import IGNORED
+from kronattn.tasks.map_entropy import map_entropy
 from kronattn.tasks.task import Interpretation, Task
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ class Volumes(Task):
 
         volumes, labels = batch
         logits = network(volumes).float()
-        entropy = F.cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=recipe.label_smoothing)
+        entropy = map_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=recipe.label_smoothing)
         return {"loss": entropy + dice_loss(logits, labels, IGNORED), "entropy": entropy}
 
     def loss(self, output: Tensor, target: Tensor, description: Description) -> Tensor:
-        return F.cross_entropy(output, target, ignore_index=IGNORED)
+        return map_entropy(output, target, ignore_index=IGNORED)
 
     def metrics(self, description: Description) -> MetricCollection:
         from torchmetrics import MetricCollection
