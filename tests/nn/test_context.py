@@ -431,7 +431,8 @@ def test_on_a_gpu(name, axes, monkeypatch):
         half = layer(there, residual=there)
     assert half.dtype == torch.bfloat16
     assert half.is_contiguous(memory_format=last)
-    torch.testing.assert_close(half.float().cpu(), expected, rtol=0.05, atol=0.1)
+    # As a whole: a softmax that saturates may multiply one entry's roundings by anything.
+    assert (half.float().cpu() - expected).norm() < 0.03 * expected.norm()
 
 
 class Residual(nn.Module):

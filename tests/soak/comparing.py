@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-
-_NEIGHBOURS = 8
 
 
 def errors(
@@ -32,31 +30,6 @@ def errors(
         error = difference / max(size, floor, largest if name.startswith("gradient") else 0.0)
         found[name] = float("inf") if error != error else error
     return found
-
-
-def plain_error(
-    results: Callable[[list[Tensor]], Mapping[str, Tensor]],
-    tensors: Sequence[Tensor],
-    floors: Mapping[str, float | None],
-) -> float:
-    """How far off the literal equations are, computed in the input's own precision (by autocast in half precision).
-
-    Where a softmax saturates, large terms cancel and leave their roundings, whoever computes it. The most of a few
-    inputs that differ from this one by a rounding each.
-    """
-    furthest = 0.0
-    kind, dtype = tensors[0].device.type, tensors[0].dtype
-    generator = torch.Generator(tensors[0].device).manual_seed(3)
-    for _ in range(_NEIGHBOURS):
-        near = []
-        for x in tensors:
-            signs = torch.randint(-1, 2, x.shape, generator=generator, device=x.device)
-            near.append((x.double() * (1 + signs * torch.finfo(dtype).eps)).to(dtype))
-        exact = results([x.double() for x in near])
-        with torch.autocast(kind, dtype=dtype, enabled=dtype in (torch.float16, torch.bfloat16)):
-            plain = results(near)
-        furthest = max([furthest, *errors(plain, exact, floors).values()])
-    return furthest
 
 
 def described(found: Mapping[str, float], tolerance: float) -> str:
