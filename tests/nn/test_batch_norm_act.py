@@ -76,10 +76,11 @@ def test_training(shape, concatenates, act):
         assert relative_error(actual, exact, floor=0.1) < TOLERANCE
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, *(LARGE if ON_GPU else [])], ids=str)
-def test_evaluation(shape):
+def test_evaluation(shape, dtype):
     x, concat = maps(*shape), maps(shape[0], 16, *shape[2:], seed=1)
-    norm = norm_of(shape[1]).eval()
+    norm = norm_of(shape[1]).eval().to(dtype)
     with torch.no_grad():
         y = kernels(x, norm, ReLU6(), concat)
         exact = expected(x.double(), copy.deepcopy(norm).double(), ReLU6(), concat.double())
@@ -126,6 +127,9 @@ def test_what_is_left_to_pytorch():
         (x.contiguous(), norm_of(8), ReLU6(), "must be channels last"),
         (x, nn.BatchNorm2d(8, affine=False).to(DEVICE), ReLU6(), "must have weight, bias"),
         (x, norm_of(8).eval(), ReLU6(), "no gradient"),
+        (x, norm_of(8).bfloat16(), ReLU6(), "in float32"),
+        (x, norm_of(8).half().eval().requires_grad_(False), ReLU6(), "in float32"),
+        (x, norm_of(8).bfloat16().eval().requires_grad_(False), ReLU6(), None),
         (maps(1, 8, 1, 1), norm_of(8), ReLU6(), "more than one value"),
         (x.float(), norm_of(8), ReLU6(), "half precision"),
     ]

@@ -25,9 +25,10 @@ HEAD_CHANNELS = (1, 3, 8, 16, 40)
 class Operators(OnPoisonedMemory):
     """``kronecker_attention`` and ``attention``.
 
-    Where a softmax saturates, the terms of a coefficient's gradient cancel: P∘(dP - rowsum(dY∘Y)), as fused attention
-    computes it, leaves their roundings. So gradients that are further off than their tolerance of the largest gradient
-    are judged again by the size of these terms, and counted.
+    Where coefficients are large, results that are further off than their tolerance are judged again, and counted: an
+    output by a rounding of the largest coefficient, gradients by the size of the terms that cancel in them. As fused
+    attention computes it, a coefficient's gradient P∘(dP - rowsum(dY∘Y)) leaves the roundings of both terms where the
+    softmax saturates.
     """
 
     def run(self, number: int) -> Outcome:
@@ -61,8 +62,8 @@ class Operators(OnPoisonedMemory):
             found = errors(actual, exact, floors)
             if not found or max(found.values()) <= TOLERANCE[dtype]:
                 continue
-            tried["judged"] = "by what cancels"
-            found = errors(actual, exact, floors | _cancelling(exact, tensors, options["scale"]))
+            tried["judged"] = "by its coefficients"
+            found = errors(actual, exact, floors | _floors_by_coefficients(exact, tensors, options["scale"]))
             if max(found.values()) > TOLERANCE[dtype]:
                 outcome.wrong.append(f"{described(found, TOLERANCE[dtype])}: {tried}, {case['shapes']}")
         return outcome
@@ -96,17 +97,19 @@ def _floors(exact: dict[str, Tensor], query: Tensor) -> dict[str, float | None]:
     return floors
 
 
-def _cancelling(exact: dict[str, Tensor], tensors: list[Tensor], scale: float | Tensor) -> dict[str, float]:
-    """Floors of gradients: the size of the terms s·(dY·v)·k that may cancel in those of queries and keys, and of their
-    products with a query in the scale's."""
+def _floors_by_coefficients(exact: dict[str, Tensor], tensors: list[Tensor], scale: float | Tensor) -> dict[str, float]:
+    """For the output what a rounding of the largest coefficient s·(q·k) may do to it; for gradients the terms
+    s·(dY·v)·k that may cancel in those of queries and keys, and their products with a query in the scale's."""
     query, key, value = (tensors[min(at, len(tensors) - 1)].double() for at in range(3))
-    longest = _weights(exact["output"], tensors[0].dtype).norm(dim=1).max() * value.norm(dim=1).max()
-    largest = max(query.abs().max(), key.abs().max())
-    term = float(longest * largest * (scale.abs().max() if isinstance(scale, Tensor) else abs(scale)))
-    floors = {name: term for name in exact if name.startswith("gradient")}
+    dtype, factor = tensors[0].dtype, float(torch.as_tensor(scale).abs().max())
+    coefficient = factor * query.norm(dim=1).max() * key.norm(dim=1).max()
+    rounding = float(coefficient) * torch.finfo(dtype).eps / 2
+    term = float(_weights(exact["output"], dtype).norm(dim=1).max() * value.norm(dim=1).max())
+    term *= float(max(query.abs().max(), key.abs().max()))
+    floors = {name: term * factor for name in exact if name.startswith("gradient")}
     if "gradient of scale" in floors:
-        floors["gradient of scale"] = float(longest * largest * query.norm())
-    return floors
+        floors["gradient of scale"] = term * float(query.norm())
+    return floors | {"output": float(value.abs().max()) * rounding / TOLERANCE[dtype]}
 
 
 def _weights(output: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,6 +7,7 @@ batch 512, 224×224, bfloat16, channels last).
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -86,8 +87,10 @@ def _norm_reason(norm: nn.Module, x: Tensor) -> str | None:
     weight, mean = norm.weight, norm.running_mean
     if weight is None or norm.bias is None or mean is None or norm.momentum is None:
         return "the norm must have weight, bias, running statistics and a momentum"
-    if weight.dtype != torch.float32 or mean.dtype != torch.float32 or weight.device != x.device:
-        return "the norm must be in float32 on x's device"
+    # Running statistics that follow batches do so in float32; known ones may be of a network in half precision.
+    kept = (torch.float32,) if norm.training else (torch.float32, x.dtype)
+    if weight.dtype not in kept or mean.dtype not in kept or weight.device != x.device:
+        return "the norm must be on x's device, and in float32 (or, in evaluation mode, in x's dtype)"
     if norm.training:
         # PyTorch says what is wrong with a single value a channel.
         return "batch statistics need more than one value a channel" if x.numel() == x.shape[1] else None
@@ -97,7 +100,12 @@ def _norm_reason(norm: nn.Module, x: Tensor) -> str | None:
 
 
 def _clamp_of(act: nn.Module) -> tuple[float, float, bool] | None:
-    return next((_CLAMPS[kind] for kind in (type(act), *type(act).__bases__) if kind in _CLAMPS), None)
+    return _clamp_of_type(type(act))
+
+
+@cache
+def _clamp_of_type(act: type[nn.Module]) -> tuple[float, float, bool] | None:
+    return next((_CLAMPS[kind] for kind in (act, *act.__bases__) if kind in _CLAMPS), None)
 
 
 def _on_kernels(x: Tensor, norm: Any, act: nn.Module, concat: Tensor | None) -> Tensor:
