@@ -28,8 +28,8 @@ from kronattn.tables.operators.table import printed
 
 def headline() -> list[Table]:
     """What either operator, and the network built on it, comes to: a line for each question."""
-    cpu, gpu, heads = (compared(name) for name in ("operators-cpu", "operators-h200", "stages-heads-h200"))
-    networks = compared("stages-networks-h200")
+    cpu, gpu, heads = (compared(name) for name in ("operators-cpu", "operators-h200", "heads-513-h200"))
+    networks, eager = compared("stages-networks-h200"), compared("networks-eager-h200")
     counted = {row["name"]: row for row in read("networks")["rows"]}
     at56 = Way({"batch": 8, "channels": 8, "grid": [56, 56]})
     copies = Way({"batch": 64, "channels": 64, "grid": [56, 56]}, how="graphs")
@@ -40,7 +40,8 @@ def headline() -> list[Table]:
 
     def network(mode: str, work: str, how: str) -> str:
         case = {"batch": 256 if how == "graphs" else 512, "size": 224}
-        return f"{value_of(networks.ratio(row_of(networks, f'kanet_{mode}', Way(case, work, how)))):.2f}"
+        found = eager if how == "eager" else networks
+        return f"{value_of(found.ratio(row_of(found, f'kanet_{mode}', Way(case, work, how)))):.2f}"
 
     def in_copies(name: str) -> str:
         return f"{over_copy(gpu, row_of(gpu, name, copies)):.1f}"
