@@ -10,7 +10,7 @@ import torch
 
 from kronattn.bench import latency
 from kronattn.cli import main
-from kronattn.measure import Comparison, Row, read_comparison
+from kronattn.measure import Comparison, Row, processes, read_comparison
 from kronattn.ops import kronecker_attention
 from tests.trained import small_network
 
@@ -43,6 +43,19 @@ def test_candidates_in_processes_of_their_own(monkeypatch, tmp_path, capsys):
         assert len(row.rounds_ms) == len(row.cpu_rounds_ms) == 2
         assert row.time_ms > 0
         assert row.cpu_ms > 0
+
+
+def test_every_run_has_new_processes(monkeypatch, capsys):
+    monkeypatch.setattr(latency, "_OPERATOR_CASE", {"batch": 1, "channels": 2, "grid": [5, 6]})
+    monkeypatch.setattr(latency, "OPERATORS", ("fused attention",))
+    started = []
+    worker = processes._Worker
+    monkeypatch.setattr(processes, "_Worker", lambda *of: started.append(of) or worker(*of))
+    assert main([*SMALL, "--ways", "operators", "--repeats", "3", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert len(started) == 3
+    assert len(row["rounds_ms"]) == len(row["cpu_rounds_ms"]) == 3
+    assert row["time_ms"] == sorted(row["rounds_ms"])[1]
 
 
 @pytest.mark.parametrize("how", ["fused", "onnxruntime", "int8"])

@@ -45,6 +45,7 @@ def bench_latency(
     size: int = 224,
     rounds: int = 20,
     turn_seconds: float = 0.1,
+    repeats: int = 1,
     track: Callable[[Sequence[str]], Iterable[str]] = iter,
 ) -> Comparison:
     """Time networks in every way, one way after another; within a way, networks take turns.
@@ -57,6 +58,7 @@ def bench_latency(
         batch, size: of the images.
         rounds: in each of which every network has a turn.
         turn_seconds: of one turn; a few calls, however long they take.
+        repeats: measure everything so often, in new processes: each run's time is a round then.
         track: wraps the loop over ways, in a progress bar for instance.
     """
     threads = torch.get_num_threads()
@@ -82,6 +84,7 @@ def bench_latency(
             rounds=rounds,
             seconds=turn_seconds,
             at_once=1,
+            repeats=repeats,
         )
         found = found or Comparison("latency", BASE, [], measured.settings, measured.environment, measured.command)
         found.rows += measured.rows

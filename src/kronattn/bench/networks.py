@@ -41,6 +41,7 @@ def bench_networks(
     seconds: float = 8.0,
     processes: int = 0,
     rounds: int = 7,
+    repeats: int = 1,
     against: Path | None = None,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Comparison:
@@ -55,6 +56,7 @@ def bench_networks(
         seconds: of timing for each way of running.
         processes: how many compile at a time, where each network has a process of its own; 0: all in this one.
         rounds: of turns, with processes.
+        repeats: measure everything so often, in new processes where there are any: each run's time is a round then.
         against: another source tree, whose networks of the same names take part, in processes of their own.
         track: wraps the loop over ways of running, in a progress bar for instance.
     """
@@ -85,13 +87,13 @@ def bench_networks(
 
     shared: dict[str, Any] = {"base": BASE, "device": device, "dtype": dtype, "track": track}
     if against is None and not processes:
-        timing: dict[str, Any] = {"least": 3, "most": 9, "sample_seconds": 0.05}
+        timing: dict[str, Any] = {"least": 3, "most": 9, "sample_seconds": 0.05, "repeats": repeats}
         return compare("networks", names, ways, prepare, settings=settings, seconds=seconds, **shared, **timing)
     if against is not None:
         names = [one for name in names for one in ([name] if "/" in name else [name, name + OLD])]
-    turn = seconds / rounds / len(names)
+    turns: dict[str, Any] = {"rounds": rounds, "repeats": repeats, "seconds": seconds / rounds / repeats / len(names)}
     return compare_in_processes(
-        "networks", names, ways, job, settings=settings, rounds=rounds, seconds=turn, at_once=processes or 4, **shared
+        "networks", names, ways, job, settings=settings, at_once=processes or 4, **turns, **shared
     )
 
 

@@ -22,6 +22,7 @@ from kronattn.cli.options import (
     Models,
     Output,
     Quiet,
+    Repeats,
     Rounds,
     Seconds,
     Size,
@@ -57,6 +58,7 @@ def networks(
         typer.Option(min=0, help="A process for each network, so many of which compile at a time. 0: one."),
     ] = 0,
     rounds: Rounds = 7,
+    repeats: Repeats = 1,
     against: Against = None,
     quiet: Quiet = False,
     json: Json = False,
@@ -80,6 +82,7 @@ def networks(
         seconds=seconds,
         processes=processes,
         rounds=rounds,
+        repeats=repeats,
         against=against,
         track=measuring,
     )
@@ -95,7 +98,7 @@ def operators(
     contiguous: Annotated[bool, typer.Option("--contiguous", help="Positions side by side, not channels.")] = False,
     training: Annotated[bool, typer.Option(help="Measure forward plus backward too.")] = True,
     seconds: Seconds = 0.2,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs, of which the file holds medians.")] = 1,
+    repeats: Repeats = 1,
     quiet: Quiet = False,
     json: Json = False,
     output: Output = None,
@@ -244,6 +247,7 @@ def latency(
     size: Size = 224,
     rounds: Rounds = 20,
     turn_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds of a turn; three calls at least.")] = 0.1,
+    repeats: Repeats = 1,
     quiet: Quiet = False,
     json: Json = False,
     output: Output = None,
@@ -260,7 +264,14 @@ def latency(
     chosen = choices(ways, "--ways", WAYS) if ways else WAYS
     names = listed(models) or DEFAULT_NETWORKS
     found = bench_latency(
-        names, chosen, batch=batch, size=size, rounds=rounds, turn_seconds=turn_seconds, track=measuring
+        names,
+        chosen,
+        batch=batch,
+        size=size,
+        rounds=rounds,
+        turn_seconds=turn_seconds,
+        repeats=repeats,
+        track=measuring,
     )
     show(found, json=json, output=output)
 

@@ -32,6 +32,7 @@ __all__ = [
     "Output",
     "Picture",
     "Quiet",
+    "Repeats",
     "Rounds",
     "Seconds",
     "Size",
@@ -89,6 +90,7 @@ Size = Annotated[int, typer.Option(min=32, help="Height and width of the images.
 Sizes = Annotated[str, typer.Option(help="Heights and widths of the images, with commas.")]
 Work = Annotated[str, typer.Option(help="inference, training, or both.")]
 Seconds = Annotated[float, typer.Option(min=0.001, help="Of timing for each case and way of running.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Runs of everything, one after another: rows hold their medians.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Turns of each candidate, where it has a process.")]
 
 

@@ -250,7 +250,7 @@ def compare(
         for way in track(ways):
             run.rows += compare_on(way, run)
         runs.append(run.rows)
-    found.rows = runs[0] if repeats == 1 else [_median(rows) for rows in zip(*runs, strict=True)]
+    found.rows = runs[0] if repeats == 1 else [median_row(rows) for rows in zip(*runs, strict=True)]
     return found
 
 
@@ -280,14 +280,16 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def _median(rows: Sequence[Row]) -> Row:
+def median_row(rows: Sequence[Row]) -> Row:
     """One candidate's rows of several runs as one; a run that failed is left out if another did not."""
     good = [row for row in rows if not row.failed and row.time_ms is not None]
     if not good:
         return rows[0]
     times = [row.time_ms for row in good if row.time_ms is not None]
     lower, upper = (statistics.median(row.quartiles_ms[at] for row in good if row.quartiles_ms) for at in (0, 1))
-    return replace(good[0], time_ms=statistics.median(times), quartiles_ms=(lower, upper), rounds_ms=times)
+    row = replace(good[0], time_ms=statistics.median(times), quartiles_ms=(lower, upper), rounds_ms=times)
+    cpu_times = [one.cpu_ms for one in good if one.cpu_ms is not None]
+    return replace(row, cpu_ms=statistics.median(cpu_times), cpu_rounds_ms=cpu_times) if cpu_times else row
 
 
 def memory_budget(device: str | torch.device, most: int) -> int:

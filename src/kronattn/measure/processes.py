@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from kronattn.measure.compare import Comparison, Row, Way
+from kronattn.measure.compare import Comparison, Row, Way, median_row
 from kronattn.measure.environment import describe_environment
 from kronattn.measure.timing import quartiles
 
@@ -71,6 +71,7 @@ def compare_in_processes(
     rounds: int = 7,
     seconds: float = 0.2,
     at_once: int = 4,
+    repeats: int = 1,
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Comparison:
     """Measure candidates against each other as :func:`kronattn.measure.compare` does, in a process each.
@@ -82,27 +83,35 @@ def compare_in_processes(
         rounds: in each of which every candidate has a turn.
         seconds: of one turn.
         at_once: how many may compile and run their first calls at a time.
+        repeats: measure everything so often, in new processes: rows hold medians, and each run's time is a round. What
+            the CPU bounds differs more from process to process than from round to round.
     """
     found = Comparison(
         kind=kind,
         base=base,
-        settings={"dtype": str(dtype).removeprefix("torch."), "rounds": rounds, **(settings or {})},
+        settings={"dtype": str(dtype).removeprefix("torch."), "rounds": rounds, "repeats": repeats, **(settings or {})},
         environment=describe_environment(device, dtype, packages),
         command=" ".join(["kronattn", *sys.argv[1:]]),
     )
-    with ExitStack() as stack:
-        workers = [
-            {name: stack.enter_context(_Worker(job(name, way), way, str(device))) for name in candidates}
-            for way in ways
-        ]
-        _prepare([worker for group in workers for worker in group.values()], at_once)
-        for at in track(range(len(ways))):
-            turns = list(workers[at].values())
-            for _ in range(rounds):
-                for worker in turns:
-                    worker.take_turn(seconds)
-                turns.reverse()  # nobody always follows the same one
-            found.rows += [worker.row(name, memory) for name, worker in workers[at].items()]
+
+    def measured(ats: Iterable[int]) -> Iterator[Row]:
+        with ExitStack() as stack:
+            workers = [
+                {name: stack.enter_context(_Worker(job(name, way), way, str(device))) for name in candidates}
+                for way in ways
+            ]
+            _prepare([worker for group in workers for worker in group.values()], at_once)
+            for at in ats:
+                turns = list(workers[at].values())
+                for _ in range(rounds):
+                    for worker in turns:
+                        worker.take_turn(seconds)
+                    turns.reverse()  # nobody always follows the same one
+                yield from [worker.row(name, memory) for name, worker in workers[at].items()]
+
+    # A progress bar is for the first run: how long another takes is known by then.
+    runs = [list(measured(track(range(len(ways))) if run == 0 else range(len(ways)))) for run in range(repeats)]
+    found.rows = runs[0] if repeats == 1 else [median_row(rows) for rows in zip(*runs, strict=True)]
     return found
 
 

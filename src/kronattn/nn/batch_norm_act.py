@@ -7,7 +7,6 @@ batch 512, 224×224, bfloat16, channels last).
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -100,12 +99,7 @@ def _norm_reason(norm: nn.Module, x: Tensor) -> str | None:
 
 
 def _clamp_of(act: nn.Module) -> tuple[float, float, bool] | None:
-    return _clamp_of_type(type(act))
-
-
-@cache
-def _clamp_of_type(act: type[nn.Module]) -> tuple[float, float, bool] | None:
-    return next((_CLAMPS[kind] for kind in (act, *act.__bases__) if kind in _CLAMPS), None)
+    return next((_CLAMPS[kind] for kind in (type(act), *type(act).__bases__) if kind in _CLAMPS), None)
 
 
 def _on_kernels(x: Tensor, norm: Any, act: nn.Module, concat: Tensor | None) -> Tensor:
