@@ -186,27 +186,27 @@ def training() -> Iterator[Goal]:
 
 
 def latency() -> Iterator[Goal]:
-    """One image on one and on two CPU threads: the middle of three runs, with the least and the most."""
+    """One image on one and on two CPU threads: the middle of five runs in new processes, with the least and the most."""
     aims = {"eager": "at most 1.10"}
 
-    def shares(files: list[Comparison], candidate: str, way: Way, base: str, *, inverse: bool = False) -> Figure:
-        ratios = [found.share_of_rounds(row_of(found, candidate, way), base, "time_ms") for found in files]
-        values = sorted(1 / one.value if inverse else one.value for one in ratios if one is not None)
-        digits = 0 if inverse else 2
-        least, middle, most = (f"{value:.{digits}f}" for value in values)
-        return values[1], f"{middle} ({least} to {most})"
+    def ratios(found: Comparison, candidate: str, way: Way, base: str, *, inverse: bool = False) -> Figure:
+        rounds = (row_of(found, name, way).rounds_ms for name in (candidate, base))
+        values = sorted(theirs / own if inverse else own / theirs for own, theirs in zip(*rounds, strict=True))
+        least, middle, most = (
+            f"{value:.{0 if inverse else 2}f}" for value in (values[0], statistics.median(values), values[-1])
+        )
+        return statistics.median(values), f"{middle} ({least} to {most})"
 
     for threads in ("1-thread", "2-threads"):
-        files = [compared(f"latency-{threads}{run}") for run in ("", "-2", "-3")]
-        where = threads.replace("-", " ")
+        found, where = compared(f"latency-repeated-{threads}"), threads.replace("-", " ")
         for how in ("eager", "fused", "compiled", "onnxruntime"):
             way = Way({"batch": 1, "size": 224}, how=how)
             what = f"one image of 224² on {where} of a CPU over mobilenetv2, kanet_kv and kanet_qkv: {how}"
-            figures = [shares(files, f"kanet_{mode}", way, files[0].base) for mode in MODES]
+            figures = [ratios(found, f"kanet_{mode}", way, found.base) for mode in MODES]
             yield what, aims.get(how, "at most 1.05"), figures
         way = Way({"batch": 8, "channels": 8, "grid": [56, 56]}, how="operators")
         what = f"KAO_KV and KAO_QKV over PyTorch's fused attention at 8×8×56², {where} of a CPU"
-        figures = [shares(files, f"kao_{mode}", way, "fused attention", inverse=True) for mode in MODES]
+        figures = [ratios(found, f"kao_{mode}", way, "fused attention", inverse=True) for mode in MODES]
         yield what, "at least 30, 400", figures
 
 
