@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from kronattn.models.baselines import BASELINES, ChannelNet, ShuffleNet
 from kronattn.models.baselines.channelnet import ChannelWiseConv, GroupChannelWiseModule, GroupModule
 from kronattn.models.baselines.shufflenet import ShuffleUnit, channel_shuffle
+from tests.versions import skip_tied_export
 
 Net = type[ShuffleNet] | type[ChannelNet]
-OLD_EXPORT = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 WRITTEN = pytest.mark.parametrize("net", [ShuffleNet, ChannelNet])
 
 # Recomputed at 224×224 and 1000 classes: parameters with and without batch norm's, multiply-adds.
@@ -334,8 +334,8 @@ def test_trace_works_at_other_sizes(net: Net) -> None:
 
 
 @WRITTEN
-@pytest.mark.skipif(OLD_EXPORT, reason="this torch.export ties sizes to the parity they have in the example")
 def test_export_with_any_batch_and_size(net: Net) -> None:
+    skip_tied_export()
     model = net(num_classes=5).eval()
     # from 33, since at 32 the last map is 1×1 and torch.export treats a size of 1 as a case of its own
     side = {axis: torch.export.Dim(name, min=33) for axis, name in ((2, "h"), (3, "w"))}

@@ -17,6 +17,7 @@ from kronattn.measure.madd import count_madd
 from kronattn.models.kanet import TABLE_1, VARIANTS, KANet
 from kronattn.nn import AttnModule, AttnSkipModule, BaseSkipModule
 from kronattn.nn.coefficient_norm import CoefficientNorm
+from tests.versions import skip_tied_export
 
 # Parameters without batch norm, and multiply-adds for one 224×224 image.
 EXACT = {
@@ -29,7 +30,6 @@ EXACT = {
     "attnnet_pool": (3_449_448, 300_248_480),
     "kanet_without_kao": (3_458_088, 290_538_368),
 }
-OLD_EXPORT = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 SMALL = {"num_classes": 10, "width": 0.25}
 
 
@@ -116,8 +116,7 @@ EXPORTED = ("kanet_kv", "kanet_qkv", "attnnet_pool")
     "name", [name if name in EXPORTED else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 )
 def test_export_with_dynamic_sizes(name):
-    if name == "attnnet_pool" and OLD_EXPORT:
-        pytest.skip("this torch.export ties pooled sizes to the parity they have in the example")
+    skip_tied_export(name == "attnnet_pool")
     model = small(name).eval()
     sizes = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
     program = torch.export.export(model, (torch.randn(3, 3, 96, 128),), dynamic_shapes=(sizes,))
