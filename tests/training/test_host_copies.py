@@ -70,18 +70,35 @@ def test_what_went_wrong_is_raised_and_the_older_file_stays(tmp_path, monkeypatc
     checkpoints.save_checkpoint({"global_step": 2}, tmp_path / "last.ckpt")
     checkpoints.finish()
 
+    may_write = threading.Event()
+
     def full(*arguments):
+        assert may_write.wait(60)
         raise RuntimeError("unexpected pos 64 vs 0")
 
     monkeypatch.setattr(checkpoints_module.torch, "save", full)
     checkpoints.save_checkpoint({"global_step": 3}, tmp_path / "best.ckpt")
     # The best and the last of this step are one file: where it could not be written, neither changes.
     checkpoints.save_checkpoint({"global_step": 3}, tmp_path / "last.ckpt")
+    may_write.set()
     checkpoints.teardown()
     with pytest.raises(OSError, match="best.ckpt could not be written; the last one is whole"):
         checkpoints.finish()
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.ckpt", "last.ckpt"]
+
+
+def test_what_went_wrong_is_raised_by_the_next_checkpoint(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise RuntimeError("unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(checkpoints_module.torch, "save", full)
+    checkpoints = WholeCheckpoints()
+    checkpoints.save_checkpoint({"global_step": 1}, tmp_path / "last.ckpt")
+    checkpoints.teardown()  # waits for the thread that writes
+    with pytest.raises(OSError, match="last.ckpt could not be written"):
+        checkpoints.save_checkpoint({"global_step": 2}, tmp_path / "last.ckpt")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_slow_disk_has_the_newest(tmp_path, monkeypatch):
