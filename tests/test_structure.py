@@ -41,8 +41,8 @@ ROOMS = [
 
 # Within ops: functions on the left may import those before them.
 OPS = [
-    "compat", "autocast", "fx", "checks", "coefficients", "attend", "grid", "masks", "reference", "torch_backend",
-    "matrix_products", "triton", "plan", "stages", "attention", "kronecker",
+    "compat", "autocast", "fx", "checks", "coefficients", "attend", "grid", "masks", "matrices", "reference",
+    "torch_backend", "matrix_products", "triton", "plan", "stages", "attention", "kronecker",
 ]  # fmt: skip
 
 

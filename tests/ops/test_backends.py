@@ -16,6 +16,9 @@ TESTED_HERE = ("reference", "torch")
 
 # One value that all positions receive: its gradient is a sum of many terms, which nearly cancel here.
 ONE_KEY = Case((2, 3, 4, 4), (1,), 1, 1, 1, None, "qkv", 1.0, "contiguous", 0)
+# A head of one channel has no stride that would say how its channels lie.
+ONE_CHANNEL = Case((1, 2), None, 1, 2, 1, None, "kv", 1.0, "channels_last", 0)
+EMPTY = Case((1, 1), None, 0, 2, 1, None, "qkv", 1.0, "contiguous", 0)
 
 
 def outputs_and_gradients(operator, tensors, dtype, **options):
@@ -52,6 +55,8 @@ def compare(operator, case: Case, dtype: torch.dtype, backend: str, **options):
 @pytest.mark.parametrize("operator", [kronecker_attention, attention])
 @given(case=cases())
 @example(case=ONE_KEY)
+@example(case=ONE_CHANNEL)
+@example(case=EMPTY)
 def test_equals_the_reference(operator, backend, dtype, case):
     mean = "once" if case.seed % 2 else "each"
     more = {"mode": case.mode, "mean": mean} if operator is kronecker_attention else {}

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from kronattn import attention, axis_averages, kronecker_attention, outer_sum
 from kronattn.ops import attend as engine
-from kronattn.ops import reference
+from kronattn.ops import reference, torch_backend
 from kronattn.ops.attention import pool_grid
 from tests.ops.cases import LAYOUTS, lay_out, relative_error
 
@@ -107,11 +107,8 @@ class TestKronecker:
 
     def test_self_attention_reads_its_input_once(self, monkeypatch):
         """Key and value left out are not averaged again."""
-        from kronattn.ops import grid
-
-        calls = []
-        real = grid.wide_averages
-        monkeypatch.setattr(grid, "wide_averages", lambda x: calls.append(1) or real(x))
+        calls, real = [], torch_backend.pool
+        monkeypatch.setattr(torch_backend, "pool", lambda x: calls.append(1) or real(x))
         x = noise(2, 4, 5, 6)
         for mode in MODES:
             calls.clear()
@@ -173,16 +170,21 @@ class TestBlocks:
         assert relative_error(gradient, exact_gradient) < 1e-12
 
     def test_key_bias(self, monkeypatch):
-        query, key, value = (noise(2, 2, 3, n, dtype=torch.float64, seed=n) for n in (9, 5, 5))
+        query, key, value = (noise(2, 6, n, dtype=torch.float64, seed=n) for n in (9, 5, 5))
         bias = noise(2, 5, dtype=torch.float64, seed=3)
-        expected = value @ (key.transpose(-2, -1) @ query + bias[..., None]).softmax(dim=-2)
+        heads = [x.unflatten(1, (2, 3)) for x in (query, key, value)]
+        expected = heads[2] @ (heads[1].transpose(-2, -1) @ heads[0] + bias[..., None]).softmax(dim=-2)
+
+        def attend(*inputs):
+            return engine.attend(*inputs, num_heads=2)
+
         for block in (10, 10**6):
             monkeypatch.setattr(engine, "_BLOCK", block)
-            torch.testing.assert_close(engine.attend(query, key, value, bias), expected)
-            torch.testing.assert_close(engine._fused(query, key, value, bias).transpose(-2, -1), expected)
+            torch.testing.assert_close(attend(query, key, value, bias), expected.flatten(1, 2))
+            torch.testing.assert_close(engine._fused(*heads, bias).transpose(-2, -1), expected)
             leaves = [x.clone().requires_grad_() for x in (query, key, value, bias)]
-            assert gradcheck(engine.attend, leaves)
-            assert gradgradcheck(engine.attend, leaves)
+            assert gradcheck(attend, leaves)
+            assert gradgradcheck(attend, leaves)
 
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("heads", [1, 2])

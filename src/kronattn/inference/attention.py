@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronattn.inference.convolution import as_rows, constant
-from kronattn.inference.matrices import matrices_of
 from kronattn.nn import KroneckerAttention
 from kronattn.nn.plain import is_plain
+from kronattn.ops.matrices import matrices_of
 
 __all__ = ["FusedKroneckerAttention", "fused_attention"]
 

@@ -113,13 +113,17 @@ class GridAttention(nn.Module):
     @property
     def uses_batch_statistics(self) -> bool:
         """Whether the coefficients are normed by this batch's statistics, as in training."""
-        return isinstance(self.norm, CoefficientNorm) and self.norm.training
+        norm = self.norm
+        return isinstance(norm, CoefficientNorm) and norm.training
 
     def _checked(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        weights = (getattr(linear, "weight", None) for linear in (self.query_map, self.key_map, self.value_map))
-        # Weights that are no tensors (quantised modules) have no dtype to compare with.
-        dtype = next((weight.dtype for weight in weights if isinstance(weight, Tensor)), None)
-        return check_layer_input(query, key, value, channels=self.channels, dtype=dtype, owner=type(self).__name__)
+        dtype = None
+        for linear in (self.value_map, self.key_map, self.query_map):
+            weight = getattr(linear, "weight", None)
+            if isinstance(weight, Tensor):  # quantised modules' are not, and have no dtype to compare with
+                dtype = weight.dtype
+                break
+        return check_layer_input(query, key, value, self.channels, dtype, type(self).__name__)
 
     def _unit(self, x: Tensor, dim: int) -> Tensor:
         """Queries or keys with channels along ``dim``, of length one where coefficients are cosines."""
@@ -129,7 +133,8 @@ class GridAttention(nn.Module):
         self, keys: Tensor, moments: Moments | None, plan: Plan | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """(N, S, C) keys with the norm of the coefficients multiplied in, and each key's bias."""
-        return (keys, None) if self.norm is None else self.norm(keys, moments, plan)
+        norm = self.norm
+        return (keys, None) if norm is None else norm(keys, moments, plan)
 
     def extra_repr(self) -> str:
         parts = [f"{self.channels}"]
@@ -144,7 +149,7 @@ class GridAttention(nn.Module):
 
 @leaf_function
 def check_layer_input(
-    query: Tensor, key: Tensor | None, value: Tensor | None, *, channels: int, dtype: torch.dtype | None, owner: str
+    query: Tensor, key: Tensor | None, value: Tensor | None, channels: int, dtype: torch.dtype | None, owner: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value of a layer called ``owner``, whose maps are of ``dtype``; in autocast's where that is on."""
     query, key, value = check_triple(query, key, value, 1, 1.0)

@@ -44,24 +44,24 @@ def attend(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None = 
         (N, P, m) in query's dtype, with channels side by side where the query's are.
     """
     captured = is_captured()
-    heads = [query, key, value]
+    in_blocks = not captured and _runs_in_blocks(query)
+    inputs: Any = query, key, value, key_bias
     # The fused kernels want heads, also where there is one.
-    if num_heads > 1 or captured or not _runs_in_blocks(query):
-        heads = [x.unflatten(1, (num_heads, -1)) for x in heads]
-    inputs: Any = *heads, key_bias
+    if num_heads > 1 or not in_blocks:
+        inputs = *(x.unflatten(1, (num_heads, -1)) for x in inputs[:3]), key_bias
     with without_autocast(query):
         if captured:
             output = _fused(*inputs)
         else:
             records = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-            output = _Attend.apply(*inputs) if records else _forward(*inputs)
+            output = (_Attend.apply if records else _forward)(*inputs)
     # Views are taken here: one made inside an autograd function could not be modified in place by the caller.
-    if output.dim() < heads[0].dim():
-        output = output.unflatten(0, heads[0].shape[:2])
-    if captured or _gives_rows(heads[0]):
+    if num_heads > 1 and in_blocks:
+        output = output.unflatten(0, (query.shape[0], num_heads))
+    if captured or _gives_rows(inputs[0]):
         output = output.transpose(-2, -1)
     if num_heads == 1:
-        return output if output.dim() == 3 else output.squeeze(1)
+        return output if in_blocks else output.squeeze(1)
     # Head after head, and channels side by side where the query's are.
     by_rows = query.stride(1) == 1
     return output.permute(0, 3, 1, 2).flatten(2).transpose(1, 2) if by_rows else output.flatten(1, 2)
@@ -108,12 +108,13 @@ def _in_blocks(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | Non
     # One buffer for all blocks: memory that is new to the process costs more than the arithmetic on it. A transform
     # such as vmap cannot write into anything.
     transformed = under_transform()
-    buffer = None if transformed else key.new_empty(samples, positions, key.shape[2])
     if samples >= query.shape[0] and positions == query.shape[2]:
-        return _block(query, key, value, bias, by_rows, buffer)
+        return _block(query, key, value, bias, by_rows, in_place=not transformed)
+    buffer = None if transformed else key.new_empty(samples, positions, key.shape[2])
 
     def block(at: slice, part: slice) -> Tensor:
-        return _block(query[at, :, part], key[at], value[at], None if bias is None else bias[at], by_rows, buffer)
+        bias_part = None if bias is None else bias[at]
+        return _block(query[at, :, part], key[at], value[at], bias_part, by_rows, buffer, in_place=not transformed)
 
     if transformed:
         along = 1 if by_rows else 2
@@ -127,12 +128,19 @@ def _in_blocks(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | Non
 
 
 def _block(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by_rows: bool, buffer: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    by_rows: bool,
+    buffer: Tensor | None = None,
+    *,
+    in_place: bool,
 ) -> Tensor:
     """(B, p, m), or (B, m, p) by rows, for one block; in a buffer of at least (B, m, n) if there is one."""
     if buffer is not None and buffer.shape[:2] != (query.shape[0], query.shape[2]):
         buffer = buffer[: query.shape[0], : query.shape[2]]
-    weights = _coefficients(query, key, bias, buffer)
+    weights = _coefficients(query, key, bias, buffer, in_place=in_place)
     output = torch.bmm(weights, value.transpose(1, 2)) if by_rows else torch.bmm(value, weights.transpose(1, 2))
     return output if output.dtype == query.dtype else output.to(query.dtype)
 
@@ -150,16 +158,17 @@ def _merged(
     return query, at_least_float32(key), at_least_float32(value), bias
 
 
-def _coefficients(query: Tensor, key: Tensor, bias: Tensor | None, room: Tensor | None = None) -> Tensor:
-    """(B, m, n): one row a query, so that the softmax runs along memory."""
+def _coefficients(
+    query: Tensor, key: Tensor, bias: Tensor | None, room: Tensor | None = None, *, in_place: bool = False
+) -> Tensor:
+    """(B, m, n): one row a query, so that the softmax runs along memory; in ``room``, if there is any."""
     queries = at_least_float32(query).transpose(1, 2)
     if room is None:
         logits = torch.bmm(queries, key) if bias is None else torch.baddbmm(bias, queries, key)
-        return logits.softmax(dim=-1)
-    torch.bmm(queries, key, out=room)
-    if bias is not None:
-        room += bias
-    return torch.softmax(room, dim=-1, out=room)
+    else:
+        logits = torch.bmm(queries, key, out=room)
+        logits = logits if bias is None else logits.add_(bias)
+    return torch.softmax(logits, dim=-1, out=logits) if in_place else logits.softmax(dim=-1)
 
 
 def _block_shape(query: Tensor, key: Tensor) -> tuple[int, int]:

@@ -10,11 +10,14 @@ from torch import Tensor
 
 __all__ = ["autocast_is_on", "autocasted", "without_autocast"]
 
+_AS_IT_IS = nullcontext()
+
 
 def autocast_is_on(x: Tensor) -> bool:
     """Whether autocast is enabled for ``x``'s kind of device."""
     # Not torch.amp.is_autocast_available: the compiler of PyTorch 2.11 cannot look into it.
-    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+    kind = x.device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
 def autocasted(x: Tensor) -> Tensor:
@@ -26,4 +29,4 @@ def autocasted(x: Tensor) -> Tensor:
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Autocast off: it would round the coefficients to half precision in the middle of the computation."""
-    return torch.autocast(x.device.type, enabled=False) if autocast_is_on(x) else nullcontext()
+    return torch.autocast(x.device.type, enabled=False) if autocast_is_on(x) else _AS_IT_IS

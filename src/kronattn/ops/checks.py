@@ -46,7 +46,7 @@ def check_grid_tensor(x: Tensor, name: str) -> None:
             f"{name} must be (N, C, *grid) with a grid of 1 to {MAX_AXES} axes, "
             f"but its shape {tuple(x.shape)} has {max(axes, 0)}"
         )
-    if any(size == 0 for size in x.shape[1:]):
+    if 0 in x.shape[1:]:
         raise ValueError(f"{name} must have at least one channel and one position on every axis, not {tuple(x.shape)}")
 
 

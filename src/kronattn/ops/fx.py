@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch import fx
+from torch.fx import Proxy
 
 __all__ = ["is_captured", "is_traced", "leaf_function", "leaf_module"]
 
@@ -32,8 +32,8 @@ def leaf_function(function: Function) -> Function:
 
     @functools.wraps(function)
     def wrapper(*arguments: Any, **options: Any) -> Any:
-        for argument in (*arguments, *options.values()):
-            if isinstance(argument, fx.Proxy):
+        for argument in (*arguments, *options.values()) if options else arguments:
+            if isinstance(argument, Proxy):
                 return argument.tracer.create_proxy("call_function", wrapper, arguments, options)
         return function(*arguments, **options)
 
@@ -46,7 +46,7 @@ def leaf_module(forward: Function) -> Function:
     @functools.wraps(forward)
     def wrapper(self: Any, *arguments: Any, **options: Any) -> Any:
         for argument in (*arguments, *options.values()):
-            if isinstance(argument, fx.Proxy) and argument.tracer.root is not self:  # type: ignore[attr-defined]
+            if isinstance(argument, Proxy) and argument.tracer.root is not self:  # type: ignore[attr-defined]
                 tracer: Any = argument.tracer
                 return tracer.create_proxy("call_module", tracer.path_of_module(self), arguments, options)
         return forward(self, *arguments, **options)

@@ -53,6 +53,11 @@ class Plan:
         return f"pool: {self.pool}, mix: PyTorch, spread: {self.spread} ({self.reason})"
 
 
+def _without_cuda(kind: str) -> Plan:
+    return Plan("torch", "torch", f"query is on {kind}: the kernels need a CUDA device")
+
+
+_ON_CPU = _without_cuda("cpu")
 _overrides: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("kronattn_plan_overrides", default=())
 
 
@@ -125,8 +130,7 @@ def make_plan(
         masks: any that are not None leave attention to PyTorch, which takes a bias for each sample's keys.
         channels: the most that queries, keys or values have once they are mapped; those of query and value by default.
     """
-    check_choice("backend", backend, ("auto", *BACKENDS))
-    masked = any(mask is not None for mask in masks)
+    masked = any(mask is not None for mask in masks) if masks else False
     if backend == "auto":
         widest = max(channels or 0, query.shape[1], value.shape[1])
         plan = _automatic(query, key, value, mode, num_heads, per_key, widest)
@@ -141,14 +145,16 @@ def make_plan(
             reason = "its bias of keys is the same for all samples, and a mask's is not"
         if reason:
             raise ValueError(f"backend 'triton' cannot run here: {reason}")
+    check_choice("backend", backend, ("auto", *BACKENDS))
     return Plan(backend, backend, "asked for by name")
 
 
 def _automatic(
     query: Tensor, key: Tensor, value: Tensor, mode: str, num_heads: int, per_key: bool, channels: int
 ) -> Plan:
-    if query.device.type != "cuda":
-        return Plan("torch", "torch", f"query is on {query.device.type}: the kernels need a CUDA device")
+    kind = query.device.type
+    if kind != "cuda":
+        return _ON_CPU if kind == "cpu" else _without_cuda(kind)
     if query.dtype not in _HALF:
         # float32 on the kernels has not been measured ahead.
         return Plan("torch", "torch", f"{dtype_name(query.dtype)}: the kernels are ahead in half precision alone")

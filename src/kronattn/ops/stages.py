@@ -98,13 +98,12 @@ def spread(
             )
         assert residual is not None
         return residual
-    with without_autocast(query):
-        if plan.spread == "matrix_products" and num_heads == 1 and key_bias is None:
-            weights = softmax(coefficients(query, keys, plan), keys.shape[1])
-            return spread_coefficients(weights, values, query, residual=residual)
-        return _implementation(plan.spread).spread(
-            query, keys, values, num_heads=num_heads, key_bias=key_bias, residual=residual
-        )
+    if plan.spread == "matrix_products" and num_heads == 1 and key_bias is None:
+        weights = softmax(coefficients(query, keys, plan), keys.shape[1])
+        return spread_coefficients(weights, values, query, residual=residual)
+    return _implementation(plan.spread).spread(
+        query, keys, values, num_heads=num_heads, key_bias=key_bias, residual=residual
+    )
 
 
 @leaf_function
@@ -183,10 +182,10 @@ def combine_tokens(
 ) -> Tensor:
     """The last stage of KAO_QKV: every position receives the sum, or the product, of its axes' tokens."""
     if combine == "sum":
-        if mean == "once" and plan.pool == "triton" and like.dim() == 4 and shares is None:
-            return _implementation("triton").spread_tokens(tokens, like, residual=residual, mean_once=True)
-        tokens = torch_backend.count_mean_once(tokens, like.shape[2:], shares) if mean == "once" else tokens
-        return spread_tokens(tokens, like, plan, residual=residual)
+        once = mean == "once"
+        if once and shares is not None:
+            tokens, once = torch_backend.count_mean_once(tokens, like.shape[2:], shares), False
+        return _implementation(plan.pool).spread_tokens(tokens, like, residual=residual, mean_once=once)
     y = torch_backend.multiply_tokens(tokens, like, shares)
     return y if residual is None else y + residual
 

