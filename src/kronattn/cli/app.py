@@ -10,6 +10,7 @@ import typer
 
 from kronattn.cli import bench, compare, demo, evaluate, explain, export, predict, report, study, tables, theorem, train
 from kronattn.cli import list as listing
+from kronattn.cli.memory import keep_freed_memory
 from kronattn.cli.threads import Busy, take_threads
 from kronattn.extras import extra_of
 from kronattn.version import __version__
@@ -48,6 +49,7 @@ def _options(
     # Asking for help computes nothing.
     if not {"-h", "--help"} & _asked:
         take_threads(threads, _busy)
+        keep_freed_memory()
 
 
 app.command("train", context_settings=train.CONTEXT)(train.train)
