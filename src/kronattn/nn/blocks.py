@@ -18,6 +18,7 @@ from kronattn.nn.batch_norm_act import batch_norm_act, batch_norm_unsupported_re
 from kronattn.nn.context_layer import ContextLayer
 from kronattn.nn.grid_attention import GridAttention
 from kronattn.nn.plain import is_plain
+from kronattn.nn.side_by_side import side_by_side
 from kronattn.ops.fx import is_captured
 
 __all__ = ["AttnModule", "AttnSkipModule", "BaseModule", "BaseSkipModule", "ConvNormAct", "Layer", "ReLU6"]
@@ -245,10 +246,10 @@ class AttnModule(Bottleneck):
         return new, new
 
     def _branch(self, x: Tensor) -> Tensor:
-        attended = self._attend(x)
         if self.expand is None or self.depthwise is None:
-            return self.project(attended)
-        return self.project(self.depthwise(self.expand(x), concat=attended))
+            return self.project(self._attend(x))
+        attended, new = side_by_side(self._attend, self.expand, x)
+        return self.project(self.depthwise(new, concat=attended))
 
     def _attend(self, x: Tensor) -> Tensor:
         attended = self.attn(x)
