@@ -83,6 +83,8 @@ class TestMeasurement:
     def test_unknown_head(self):
         with pytest.raises(ValueError, match="unknown head 'psp': known are aspp, attn, "):
             measure_heads([TINY], ["psp"])
+        with pytest.raises(ValueError, match="--how graphs is for CUDA devices"):
+            measure_heads([TINY], ["attn"], hows=("graphs",), device="cpu")
 
     def test_half_precision_and_layout(self):
         costs = measure_heads(

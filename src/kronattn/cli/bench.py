@@ -179,6 +179,7 @@ def heads(
     dtype: Dtype = "float32",
     channels_last: ChannelsLast = False,
     work: Work = "inference",
+    how: Annotated[str, typer.Option(help="eager, graphs (CUDA graphs), or both.")] = "eager",
     seconds: Seconds = 4.0,
     memory_budget: MemoryBudget = None,
     rounds: Rounds = 7,
@@ -193,12 +194,13 @@ def heads(
     Example: kronattn bench heads --device cuda --dtype bfloat16 --channels-last --batch 8 --output heads.json
     """
     from kronattn.tables.segmentation.candidates import HEADS, Case
-    from kronattn.tables.segmentation.heads import WORKS, measure_heads, parse_sizes
+    from kronattn.tables.segmentation.heads import HOWS, WORKS, measure_heads, parse_sizes
 
     found = measure_heads(
         [Case(size, batch, channels, stride, classes) for size in parse_sizes(sizes)],
         listed(names) or tuple(HEADS),
         works=choices(work, "--work", WORKS),
+        hows=choices(how, "--how", HOWS),
         device=device,
         dtype=dtype,
         channels_last=channels_last,

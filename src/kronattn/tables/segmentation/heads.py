@@ -14,14 +14,16 @@ from kronattn.measure import Call, Comparison, Row, Way, calls, compare, count_m
 from kronattn.measure.calls import training_of
 from kronattn.measure.environment import resolve_device, resolve_dtype
 from kronattn.measure.processes import OLD, Job, compare_in_processes
+from kronattn.measure.timing import replayed
 from kronattn.nn import resize_scores
 from kronattn.present import Table, format_ratio, format_significant, tabulate
 from kronattn.present.charts import Panel, Series, draw_panels
 from kronattn.tables.segmentation.candidates import HEADS, Case
 
-__all__ = ["RESIZE", "WORKS", "draw_heads", "head_table", "measure_heads", "parse_sizes"]
+__all__ = ["HOWS", "RESIZE", "WORKS", "draw_heads", "head_table", "measure_heads", "parse_sizes"]
 
 WORKS = ("inference", "training")
+HOWS = ("eager", "graphs")
 # What all of them are followed by: scores brought to the size of the image. Measured for comparison.
 RESIZE = "resize"
 _MEMORY_BUDGET = 4 * 10**9
@@ -32,6 +34,7 @@ def measure_heads(
     heads: Sequence[str] = tuple(HEADS),
     *,
     works: Sequence[str] = ("inference",),
+    hows: Sequence[str] = ("eager",),
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype = torch.float32,
     channels_last: bool = False,
@@ -48,6 +51,7 @@ def measure_heads(
         cases: the features.
         heads: names in ``HEADS``.
         works: "inference", and "training" (forward and backward, to the features and the weights).
+        hows: "eager" and, on a GPU, "graphs": all of it as a CUDA graph, as training captures it.
         device, dtype, channels_last: of the features and the weights.
         with_resize: measure the resizing of scores too, which is the same for all.
         seconds: of timing for each case; every head runs a few times however long that takes.
@@ -63,6 +67,8 @@ def measure_heads(
         [('attn', 'inference', 11300), ('kao_kv', 'inference', 5950)]
     """
     device, dtype = resolve_device(str(device)), resolve_dtype(dtype)
+    if "graphs" in hows and device.type != "cuda":
+        raise ValueError("--how graphs is for CUDA devices: give --device cuda")
     for name in heads:
         if name not in HEADS:
             raise ValueError(f"unknown head {name!r}: known are {', '.join(HEADS)}")
@@ -98,17 +104,20 @@ def measure_heads(
         }
 
     def prepare(name: str, way: Way) -> Call:
-        if name != RESIZE:
-            return Call(calls.head_call(**arguments(name, way)))
+        call = resize_call(way) if name == RESIZE else calls.head_call(**arguments(name, way))
+        with torch.no_grad():
+            return Call(replayed(lambda _: call(), [None]) if way.how == "graphs" else call)
+
+    def resize_call(way: Way) -> Callable[[], Any]:
         case, layout = Case(**way.case), torch.channels_last if channels_last else torch.contiguous_format
         scores = torch.randn(case.batch, case.num_classes, case.grid, case.grid).to(device, dtype)
         scores, module = scores.contiguous(memory_format=layout), _Resize(case)
-        return Call(training_of(module, scores) if way.work == "training" else lambda: module(scores))
+        return training_of(module, scores) if way.work == "training" else lambda: module(scores)
 
     def job(name: str, way: Way) -> Job:
         return Job(Path(calls.__file__), "head_call", arguments(name, way), against if name.endswith(OLD) else None)
 
-    ways = [Way(asdict(case), work) for case in cases for work in works]
+    ways = [Way(asdict(case), work, how) for case in cases for how in hows for work in works]
     settings = {"channels_last": channels_last}
     shared: dict[str, Any] = {"device": device, "dtype": dtype, "settings": settings, "track": track}
     if against is None:
@@ -156,7 +165,9 @@ def head_table(found: Comparison) -> Table:
             "over fused": lambda row: over(row, "attn_fused"),
         },
         found.measured,
-        group=lambda row: f"{row.case['size']}²" + ("" if row.work == "inference" else f", {row.work}"),
+        group=lambda row: ", ".join(
+            [f"{row.case['size']}²", *([row.work] * (row.work != "inference")), *([row.how] * (row.how != "eager"))]
+        ),
         notes=[
             f"Features: {', '.join(shapes)} (batch × channels × grid).",
             "The head by itself, from features to scores at their resolution. MB: 10⁶ bytes at the peak beyond "
@@ -173,14 +184,17 @@ def _label(name: str) -> str:
 
 
 def draw_heads(found: Comparison) -> object:
-    """Draw time and memory of each head against the image's size, on logarithmic scales; inference alone.
+    """Draw time and memory of each head against the image's size, on logarithmic scales; eager inference alone.
 
     Example:
         >>> cases = [Case(size, channels=16) for size in (17, 33)]
         >>> [axis.get_ylabel() for axis in draw_heads(measure_heads(cases, seconds=0.01)).axes]
         ['milliseconds an image', 'megabytes an image']
     """
-    rows = sorted((row for row in found.measured if row.work == "inference"), key=lambda row: row.case["size"])
+    rows = sorted(
+        (row for row in found.measured if (row.work, row.how) == ("inference", "eager")),
+        key=lambda row: row.case["size"],
+    )
     panels: list[tuple[str, str, Callable[[Row], float]]] = [
         ("Time of the head", "milliseconds an image", lambda row: row.time_ms or 0),
         ("Memory beyond the features", "megabytes an image", lambda row: (row.memory_bytes or 0) / 1e6),
