@@ -188,7 +188,10 @@ def test_runs_of_layers_that_a_study_does_not_have_are_not_counted():
 def test_advice_and_overview_go_by_the_first_reference():
     found = study() | {"study": {**study()["study"], "references": ["kao_kv", "none"]}}
     (part,) = summarise_study(found)
-    assert advice(part).startswith("No context layer was shown to help here")
+    assert advice(part) == "Nothing was shown to be better than kao_kv here."
+    better = copy.deepcopy(SCORES) | {"global_mean": [x + 0.2 for x in SCORES["kao_kv"]]}
+    found = study(better) | {"study": {**study()["study"], "references": ["kao_kv", "none"]}}
+    assert advice(summarise_study(found)[0]) == "global_mean is better than kao_kv here."
     assert overview_table([part]).notes[0].startswith("Points over kao_kv.")
     both = overview_table([part, summarise_study(study())[0]])
     assert [column.title for column in both.columns[1:]] == ["House fronts: over kao_kv", "House fronts: over none"]

@@ -10,6 +10,8 @@ __all__ = ["advice", "findings"]
 _NOTHING = "no difference shown"
 # The study's names of the layers that the advice is about.
 _MEAN, _REGULAR = "global_mean", "attention"
+# Those that look at nothing.
+_WITHOUT = ("none", "identity")
 
 
 def findings(part: Mapping[str, Any]) -> list[str]:
@@ -45,15 +47,20 @@ def findings(part: Mapping[str, Any]) -> list[str]:
 def advice(part: Mapping[str, Any]) -> str:
     """Where to use what, in one sentence: nothing, a mean, Kronecker attention, or regular attention.
 
-    Nothing is the study's first reference. It speaks of what was shown after Holm's correction alone. A study's own
-    caveat is said instead of it.
+    Nothing is the study's first reference; where that is a context layer itself, the study is about its options, and
+    so is the sentence. It speaks of what was shown after Holm's correction alone. A study's own caveat is said instead
+    of it.
     """
     if part["runs"] and part["caveat"]:
         return str(part["caveat"])
     layers = {entry["layer"]: entry["differences"] for entry in part["layers"]}
-    helps = [name for name, found in layers.items() if _shown(found, part["references"][0], "better")]
+    first = part["references"][0]
+    helps = [name for name, found in layers.items() if _shown(found, first, "better")]
     if not part["runs"]:
         return "Not measured yet."
+    if first not in _WITHOUT:
+        better = f"{_listed(helps)} {_is(helps)}" if helps else "Nothing was shown to be"
+        return f"{better} better than {first} here."
     if not helps:
         return "No context layer was shown to help here: leave it out, or measure on your own data."
     over_mean = [name for name in helps if name != _MEAN and _shown(layers[name], _MEAN, "better")]
