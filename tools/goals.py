@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stored import compared, read, row_of
@@ -19,6 +19,7 @@ Goal = tuple[str, str, list[Figure]]
 
 MODES = ("kv", "qkv")
 SHAPES = ((512, 32, 28), (512, 64, 14), (512, 96, 14), (64, 64, 56))
+ALL_SHAPES = (*SHAPES, (512, 160, 7), (16, 64, 128), (4, 64, 512))
 
 
 def goal_tables() -> list[Table]:
@@ -48,23 +49,18 @@ def operators() -> Iterator[Goal]:
     """Kronecker attention beside a copy of its input and beside flash attention."""
     found = compared("operators-h200")
 
-    def case(shape: tuple[int, int, int]) -> dict[str, Any]:
-        batch, channels, side = shape
-        return {"batch": batch, "channels": channels, "grid": [side, side]}
-
     def copies(mode: str, shape: tuple[int, int, int], work: str = "inference") -> Figure:
-        row = row_of(found, f"kao_{mode}", Way(case(shape), work, "graphs"))
-        copy = row_of(found, "copy", Way(case(shape), "inference", "graphs"))
+        row = row_of(found, f"kao_{mode}", Way(operator_case(shape), work, "graphs"))
+        copy = row_of(found, "copy", Way(operator_case(shape), "inference", "graphs"))
         rounds = [own / theirs for own, theirs in zip(row.rounds_ms, copy.rounds_ms, strict=True)]
         return spread((row.time_ms or 0) / (copy.time_ms or 1), min(rounds), max(rounds))
 
     def over_flash(mode: str, shape: tuple[int, int, int], how: str) -> Figure:
-        return over(found, f"kao_{mode}", Way(case(shape), how=how), "attn_fused")
+        return over(found, f"kao_{mode}", Way(operator_case(shape), how=how), "attn_fused")
 
-    listed = ", ".join(f"({n}, {c}, {side}²)" for n, c, side in SHAPES)
     for mode, aim in (("qkv", "at most 1.5"), ("kv", "at most 2.0")):
         yield (
-            f"KAO_{mode.upper()} forward over a copy of x: {listed}",
+            f"KAO_{mode.upper()} forward over a copy of x: {listed(SHAPES)}",
             aim,
             [copies(mode, shape) for shape in SHAPES],
         )
@@ -78,7 +74,7 @@ def operators() -> Iterator[Goal]:
     yield "KAO_QKV over flash attention: (64, 64, 56²), (16, 64, 128²)", "at least 20, 70", large
     small = [over_flash(mode, (8, 8, 56), "eager") for mode in MODES]
     yield "eager call at (8, 8, 56²) over flash attention: KAO_KV, KAO_QKV", "at least 2", small
-    way = Way(case((64, 64, 56)), how="graphs")
+    way = Way(operator_case((64, 64, 56)), how="graphs")
     memory = [found.share(row_of(found, f"kao_{mode}", way), "copy", "memory_bytes") or 0 for mode in MODES]
     yield "memory beyond input and output at (64, 64, 56²), of x", "under 5%", [percent(one - 1) for one in memory]
 
@@ -122,23 +118,39 @@ def stages() -> Iterator[Goal]:
             figures = [over(found, f"kanet_{mode}", way, f"kanet_{mode} (old)") for mode in MODES]
             yield f"{since} over the tree before, {how}: {work}", "at least 0.97", figures
     found = compared("heads-513-h200")
-    for work in reversed(works):
-        figures = [over(found, f"kao_{mode}", Way(head_case(513), work)) for mode in MODES]
-        yield f"KAO heads since the three stages over the regular head at 513²: {work}", "at least 5", figures
+    for how in ("graphs", "eager"):
+        for work in reversed(works):
+            figures = [over(found, f"kao_{mode}", Way(head_case(513), work, how)) for mode in MODES]
+            what = f"KAO heads since the three stages over the regular head at 513², {how}: {work}"
+            yield what, "at least 5", figures
+    found, before = compared("operators-h200"), compared("operators-before-h200")
+    for mode in MODES:
+        for work in reversed(works):
+            figures = [slower(found, before, f"kao_{mode}", shape, work) for shape in ALL_SHAPES]
+            what = f"KAO_{mode.upper()} by itself, {work}, time over the tree before: {listed(ALL_SHAPES)}"
+            yield what, "at most 1.15", figures
+
+
+def slower(found: Comparison, before: Comparison, name: str, shape: tuple[int, int, int], work: str) -> Figure:
+    """The time of an operator by itself, over its time before."""
+    way = Way(operator_case(shape), work, "graphs")
+    new, old = (row_of(one, name, way).time_ms or 0 for one in (found, before))
+    return spread(new / old, None, None)
 
 
 def mean_once() -> Iterator[Goal]:
     """What it costs a network to count the mean once."""
     what, aim = "kanet_qkv over kanet_qkv_as_printed", "at least 0.98"
-    for names, how, batch in (
-        (("once-graphs-h200",), "graphs", 256),
-        (("once-compiled-h200", "once-compiled-2-h200"), "compiled", 512),
+    for names, work, how, batch in (
+        (("once-graphs-h200",), "training", "graphs", 256),
+        (("once-graphs-h200",), "inference", "graphs", 256),
+        (("once-compiled-h200",), "training", "compiled", 512),
+        # The code of inference is the same in both.
+        (("once-compiled-before-h200", "once-compiled-h200"), "inference", "compiled", 512),
     ):
-        for work in ("training", "inference"):
-            way = Way({"batch": batch, "size": 224}, work, how)
-            runs = [found for found in map(compared, names) if found.find("kanet_qkv", way)]
-            figures = [over(found, "kanet_qkv", way, "kanet_qkv_as_printed") for found in runs]
-            yield f"{what}, {how}: {work}{', two runs' if len(runs) > 1 else ''}", aim, figures
+        way = Way({"batch": batch, "size": 224}, work, how)
+        figures = [over(found, "kanet_qkv", way, "kanet_qkv_as_printed") for found in map(compared, names)]
+        yield f"{what}, {how}: {work}{', two runs' if len(names) > 1 else ''}", aim, figures
 
 
 def training() -> Iterator[Goal]:
@@ -208,6 +220,17 @@ def latency() -> Iterator[Goal]:
         what = f"KAO_KV and KAO_QKV over PyTorch's fused attention at 8×8×56², {where} of a CPU"
         figures = [ratios(found, f"kao_{mode}", way, "fused attention", inverse=True) for mode in MODES]
         yield what, "at least 30, 400", figures
+
+
+def operator_case(shape: tuple[int, int, int]) -> dict[str, Any]:
+    """What operators are measured on."""
+    batch, channels, side = shape
+    return {"batch": batch, "channels": channels, "grid": [side, side]}
+
+
+def listed(shapes: Sequence[tuple[int, int, int]]) -> str:
+    """Shapes in words."""
+    return ", ".join(f"({n}, {c}, {side}²)" for n, c, side in shapes)
 
 
 def head_case(size: int) -> dict[str, int]:
