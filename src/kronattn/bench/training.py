@@ -202,17 +202,6 @@ def _compare(wanted: Wanted, folder: Path) -> dict[str, Any]:
     }
 
 
-def _compare_mps(wanted: Wanted, folder: Path) -> dict[str, Any]:
-    """The same under NVIDIA's multi-process service, by which kernels of several processes share the GPU's units."""
-    os.environ["CUDA_MPS_PIPE_DIRECTORY"] = os.environ["CUDA_MPS_LOG_DIRECTORY"] = str(folder)
-    subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
-    try:
-        return _compare(wanted, folder)
-    finally:
-        subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, check=False)
-        del os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]
-
-
 def _camvid(wanted: Wanted, folder: Path) -> dict[str, Any]:
     """A segmenter, 80 epochs; and a few epochs without graphs."""
     recipe = "camvid/deeplabv2_kao_kv"
@@ -238,7 +227,6 @@ PARTS: dict[str, Callable[[Wanted, Path], Any]] = {
     "steps": _steps,
     "seeds": _seeds,
     "before": _before,
-    "compare_mps": _compare_mps,
 }
 
 

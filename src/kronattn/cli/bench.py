@@ -300,7 +300,7 @@ def training(
     imagenette: Annotated[str, typer.Option(help="Where Imagenette lies: a pattern of .tar files.")] = "",
     camvid: Annotated[str, typer.Option(help="Where CamVid lies.")] = "",
     parts: Annotated[
-        str, typer.Option(help="Of whole, compare, camvid, speeds, steps, seeds, before, compare_mps; in this order.")
+        str, typer.Option(help="Of whole, compare, camvid, speeds, steps, seeds, before; in this order.")
     ] = "whole,compare,camvid,speeds,steps,seeds,before",
     until: Annotated[float, typer.Option(help="Seconds after which no further part begins.")] = 570,
     epochs: Annotated[int, typer.Option(min=1, help="Of Imagenette's runs.")] = 60,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kronattn.cli.options import Data, Json, figure_file, listed, show_tables
+from kronattn.cli.options import Data, Json, TakeTurns, figure_file, listed, show_tables
 from kronattn.cli.output import check_writable, say, write_figure, write_json
 from kronattn.cli.train import changed_recipe
 
@@ -30,6 +30,7 @@ def compare(
     jobs: int = typer.Option(
         1, min=1, help="Processes that train side by side. Images a second are then left to --alone."
     ),
+    take_turns: TakeTurns = False,
     alone: int = typer.Option(
         0, min=0, help="Epochs, from 2, that each network trains by itself in the end, for its speed."
     ),
@@ -69,7 +70,7 @@ def compare(
         if not quiet:
             typer.echo(f"{one.name}: {100 * result[task.score]:.2f}%", err=True)
 
-    results, failures = run_all(plans, jobs=jobs, on_result=report)
+    results, failures = run_all(plans, jobs=jobs, take_turns=take_turns, on_result=report)
     for name, failure in failures.items():
         typer.echo(f"{name} failed: {failure}", err=True)
     if not any(result["model"] == baseline for result in results):

@@ -38,6 +38,7 @@ __all__ = [
     "Size",
     "Sizes",
     "SkipBadImages",
+    "TakeTurns",
     "Weights",
     "Work",
     "accelerator_of",
@@ -85,6 +86,10 @@ Picture = Annotated[Path | None, figure_file("--output", "-o")]
 Weights = Annotated[str, typer.Option("--weights", "-w", help=WEIGHTS_HELP)]
 Data = Annotated[str | None, typer.Option("--data", help="Where the images lie: a folder, a .tar, a pattern.")]
 SkipBadImages = Annotated[bool, typer.Option("--skip-bad-images", help="Leave them out and count them.")]
+TakeTurns = Annotated[
+    bool,
+    typer.Option("--take-turns", help="Have processes take turns on a GPU, without NVIDIA's multi-process service."),
+]
 Models = Annotated[str, typer.Option(help="Comma-separated: our names, torchvision/NAME, timm/NAME. Default: several.")]
 Size = Annotated[int, typer.Option(min=32, help="Height and width of the images.")]
 Sizes = Annotated[str, typer.Option(help="Heights and widths of the images, with commas.")]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kronattn.cli.options import figure_file, listed, show_tables
+from kronattn.cli.options import TakeTurns, figure_file, listed, show_tables
 from kronattn.cli.output import check_writable, print_json, progress, say, write_atomically, write_figure
 from kronattn.extras import require_library
 
@@ -23,6 +23,7 @@ def study(
     taken: str = typer.Option("", "--from", help="Comma-separated JSON files to take runs from, of any study."),
     only: str = typer.Option("", help="Comma-separated data sets of the study. Default: all."),
     jobs: int = typer.Option(1, min=1, help="Processes that train side by side on the device."),
+    take_turns: TakeTurns = False,
     minutes: float | None = typer.Option(
         None, min=0, help="Begin no run that would not end by then; 0 writes the page of what is there."
     ),
@@ -84,7 +85,17 @@ def study(
             records.costs.setdefault(name, {}).update(measured)
     else:
         place = folder or Path(f"runs/study-{whole.name}")
-        missing = run_study(chosen, data, records, place, jobs=jobs, minutes=minutes, retry=retry, on_run=report)
+        missing = run_study(
+            chosen,
+            data,
+            records,
+            place,
+            jobs=jobs,
+            take_turns=take_turns,
+            minutes=minutes,
+            retry=retry,
+            on_run=report,
+        )
     records.write()
     found = records.as_dict()
     write_atomically(shown, study_page(found))

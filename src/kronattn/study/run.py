@@ -16,6 +16,7 @@ from kronattn.study.records import Records
 from kronattn.study.settings import Study
 from kronattn.study.stages import FINAL, SWEEP
 from kronattn.training.folder import read_result
+from kronattn.training.mps import sharing_gpu
 from kronattn.training.recipe import Recipe
 from kronattn.training.workers import serve
 
@@ -137,6 +138,7 @@ def run_study(
     folder: Path,
     *,
     jobs: int = 1,
+    take_turns: bool = False,
     minutes: float | None = None,
     retry: bool = False,
     on_run: Callable[[Progress], None] = lambda progress: None,
@@ -147,6 +149,7 @@ def run_study(
         data: the folder with all data.
         folder: for the runs' logs and histories.
         jobs: processes that train side by side.
+        take_turns: have them take turns on a GPU, without NVIDIA's multi-process service.
         minutes: after which no run should be under way.
         retry: do those again that failed.
     """
@@ -175,8 +178,10 @@ def run_study(
         shutil.rmtree(folder / run.key.replace("/", "-"), ignore_errors=True)
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
+        processes = min(jobs, len(missing))
         try:
-            serve(queue, min(jobs, len(missing)), ended, folder / DECODED)
+            with sharing_gpu([run.part.base for run in missing], 1 if take_turns else processes):
+                serve(queue, processes, ended, folder / DECODED)
         finally:
             shutil.rmtree(folder / DECODED, ignore_errors=True)
     return sum(records.get(run) is None for run in runs)

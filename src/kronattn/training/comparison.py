@@ -18,6 +18,7 @@ from kronattn.models.registry import task_of
 from kronattn.training.errors import OneLineError
 from kronattn.training.folder import CONFIG, RESULT, read_result
 from kronattn.training.intervals import confidence_interval
+from kronattn.training.mps import sharing_gpu
 from kronattn.training.recipe import Recipe, load_recipe
 from kronattn.training.workers import run_in_processes
 
@@ -81,13 +82,15 @@ def run_all(
     plans: Sequence[Plan],
     *,
     jobs: int = 1,
+    take_turns: bool = False,
     on_result: Callable[[Plan, dict[str, Any]], None] = lambda plan, result: None,
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Run what has not run yet, ``jobs`` at a time, in as many processes.
 
     A process trains one run after another and keeps to its networks as far as it can: what was imported, compiled,
     tuned and decoded for one seed serves the next. Finished runs are taken as they are, interrupted ones resumed; a run
-    that fails does not stop the others.
+    that fails does not stop the others. On a GPU the processes run side by side (:mod:`kronattn.training.mps`) unless
+    they are to ``take_turns``.
 
     Returns:
         The results, in the plans' order, and each failed run's error, one line, by the run's name.
@@ -114,7 +117,8 @@ def run_all(
             missing.append(one)
         else:
             on_result(one, result)
-    with _decoded_together(missing, jobs) as decoded:
+    processes = 1 if take_turns else min(jobs, len(missing))
+    with _decoded_together(missing, jobs) as decoded, sharing_gpu([one.recipe for one in missing], processes):
         run_in_processes(missing, jobs, done, decoded)
     found = [read_result(one.folder) for one in plans if one.name not in failures]
     return [result for result in found if result is not None], failures
