@@ -72,6 +72,27 @@ def test_several_runs_are_medians_with_their_rounds():
         assert ratio.low <= ratio.high
 
 
+def test_what_was_found_so_far_is_kept():
+    """Two runs of two ways, cut short in the last: the first way has two rounds, the second is that of one run."""
+    kept, prepared = [], []
+
+    def prepare(name, way):
+        prepared.append(way)
+        if len(prepared) == 7:
+            raise KeyboardInterrupt
+        return adding(name, way)
+
+    with pytest.raises(KeyboardInterrupt):
+        compared(prepare, repeats=2, keep=kept.append)
+    assert [[(row.case["size"], len(row.rounds_ms)) for row in found.rows] for found in kept] == [
+        [(4, 0)] * 2,
+        [(4, 0)] * 2 + [(8, 0)] * 2,
+        [(4, 2)] * 2 + [(8, 0)] * 2,
+    ]
+    assert all(found.unfinished for found in kept)
+    assert not compared(adding, keep=kept.append).unfinished
+
+
 def test_ratio_has_the_spread_of_its_rounds():
     rows = [Row("base", {}, time_ms=2.0, rounds_ms=[2.0, 2.2]), Row("other", {}, time_ms=1.0, rounds_ms=[1.0, 2.0])]
     found = Comparison("example", "base", rows)
@@ -98,6 +119,14 @@ class TestFiles:
         found = compared(adding)
         again = read_comparison(self.write(tmp_path / "a.json", found))
         assert again.to_json() == json.loads(json.dumps(found.to_json()))
+
+    def test_a_run_that_was_cut_short_says_so(self, tmp_path):
+        whole = Comparison("example", "base", [Row("base", {}, time_ms=1.0)])
+        part = Comparison("example", "base", [Row("base", {}, time_ms=1.0)], unfinished=True)
+        assert "unfinished" not in whole.to_json()
+        paths = self.write(tmp_path / "whole.json", whole), self.write(tmp_path / "part.json", part)
+        assert [read_comparison(path).unfinished for path in paths] == [False, True]
+        assert read_comparison(*paths).unfinished
 
     def test_several_of_one_machine(self, tmp_path):
         found = Comparison("example", "base", [Row("base", {}, time_ms=1.0)], environment={"device": "a"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def bench_latency(
     turn_seconds: float = 0.1,
     repeats: int = 1,
     track: Callable[[Sequence[str]], Iterable[str]] = iter,
+    keep: Callable[[Comparison], None] = lambda found: None,
 ) -> Comparison:
     """Time networks in every way, one way after another; within a way, networks take turns.
 
@@ -60,6 +62,7 @@ def bench_latency(
         turn_seconds: of one turn; a few calls, however long they take.
         repeats: measure everything so often, in new processes: each run's time is a round then.
         track: wraps the loop over ways, in a progress bar for instance.
+        keep: called with what was found so far after each way, for a run that may be cut short.
     """
     threads = torch.get_num_threads()
     names = list(dict.fromkeys([BASE, *networks]))
@@ -69,6 +72,14 @@ def bench_latency(
     if onnx:
         require_onnx()
     found = None
+    rows: list[Row] = []
+
+    def so_far(measured: Comparison) -> Comparison:
+        # How busy the machine was decides what the figures are worth.
+        load = {"load_average": [round(load, 2) for load in os.getloadavg()]} if hasattr(os, "getloadavg") else {}
+        environment = {**measured.environment, "cores": os.cpu_count(), **load}
+        return replace(measured, rows=[*rows, *measured.rows], environment=environment)
+
     for how in track(list(ways)):
         operators = how == "operators"
         way = Way(_OPERATOR_CASE if operators else {"batch": batch, "size": size}, how=how)
@@ -85,14 +96,12 @@ def bench_latency(
             seconds=turn_seconds,
             at_once=1,
             repeats=repeats,
+            keep=lambda measured: keep(so_far(measured)),
         )
-        found = found or Comparison("latency", BASE, [], measured.settings, measured.environment, measured.command)
-        found.rows += measured.rows
+        found = so_far(measured)
+        rows = found.rows
     if found is None:
         raise ValueError(f"no way to run networks was given: known are {', '.join(WAYS)}")
-    # How busy the machine was decides what the figures are worth.
-    load = {"load_average": [round(load, 2) for load in os.getloadavg()]} if hasattr(os, "getloadavg") else {}
-    found.environment |= {"cores": os.cpu_count(), **load}
     return found
 
 

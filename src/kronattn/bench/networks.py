@@ -44,6 +44,7 @@ def bench_networks(
     repeats: int = 1,
     against: Path | None = None,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+    keep: Callable[[Comparison], None] = lambda found: None,
 ) -> Comparison:
     """Measure networks against each other: for each way of running them, they take turns.
 
@@ -59,6 +60,7 @@ def bench_networks(
         repeats: measure everything so often, in new processes where there are any: each run's time is a round then.
         against: another source tree, whose networks of the same names take part, in processes of their own.
         track: wraps the loop over ways of running, in a progress bar for instance.
+        keep: called with what was found so far after each way, for a run that may be cut short.
     """
     device, dtype = resolve_device(str(device)), resolve_dtype(dtype)
     if "graphs" in hows and device.type != "cuda":
@@ -85,7 +87,7 @@ def bench_networks(
         arguments = {"name": name.removesuffix(OLD), "work": way.work, "how": way.how, **fixed}
         return Job(Path(calls.__file__), "network_call", arguments, against if name.endswith(OLD) else None)
 
-    shared: dict[str, Any] = {"base": BASE, "device": device, "dtype": dtype, "track": track}
+    shared: dict[str, Any] = {"base": BASE, "device": device, "dtype": dtype, "track": track, "keep": keep}
     if against is None and not processes:
         timing: dict[str, Any] = {"least": 3, "most": 9, "sample_seconds": 0.05, "repeats": repeats}
         return compare("networks", names, ways, prepare, settings=settings, seconds=seconds, **shared, **timing)

@@ -59,6 +59,7 @@ def bench_operators(
     seconds: float = 0.2,
     repeats: int = 1,
     track: Callable[[Sequence[Way]], Iterable[Way]] = iter,
+    keep: Callable[[Comparison], None] = lambda found: None,
 ) -> Comparison:
     """Measure operators on shapes: on each of them they take turns, with the same inputs.
 
@@ -70,6 +71,7 @@ def bench_operators(
         seconds: of timing for each operator, shape and way of running.
         repeats: how often to measure everything: rows then hold medians.
         track: wraps the loop over shapes and ways of running, for a progress bar.
+        keep: called with what was found so far after each of them, for a run that may be cut short.
 
     Example:
         >>> found = bench_operators(["copy", "kao_qkv_torch"], [(1, 8, 4, 4)], device="cpu", seconds=0.001)
@@ -159,6 +161,7 @@ def bench_operators(
         seconds=seconds * len(operators),
         repeats=repeats,
         track=track,
+        keep=keep,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kronattn.bench.insert import insert_table
@@ -15,6 +16,8 @@ from kronattn.tables.operators.table import draw_operators, operator_tables
 from kronattn.tables.segmentation.heads import draw_heads, head_table
 
 __all__ = ["draw", "tables"]
+
+_UNFINISHED = "Not complete: the run ended before everything was measured."
 
 _SHOWN: dict[str, tuple[Callable[[Comparison], Table | Sequence[Table]], Callable[[Comparison], Any] | None]] = {
     "table 2": (operator_tables, draw_operators),
@@ -33,7 +36,11 @@ def tables(found: Comparison) -> list[Table]:
     ['Attention beside a copy of its input']
     """
     shown = _shown(found)[0](found)
-    return [shown] if isinstance(shown, Table) else list(shown)
+    found_tables = [shown] if isinstance(shown, Table) else list(shown)
+    if found.unfinished and found_tables:
+        last = found_tables[-1]
+        found_tables[-1] = replace(last, notes=[*last.notes, _UNFINISHED])
+    return found_tables
 
 
 def draw(found: Comparison) -> Any:

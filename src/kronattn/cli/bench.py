@@ -30,6 +30,7 @@ from kronattn.cli.options import (
     Work,
     budget_in_bytes,
     choices,
+    keeping,
     listed,
     show,
     show_tables,
@@ -85,6 +86,7 @@ def networks(
         repeats=repeats,
         against=against,
         track=measuring,
+        keep=keeping(output),
     )
     show(found, json=json, output=output)
 
@@ -120,6 +122,7 @@ def operators(
         seconds=seconds,
         repeats=repeats,
         track=measuring,
+        keep=keeping(output),
     )
     show(found, json=json, output=output, figure=figure)
 
@@ -210,6 +213,7 @@ def heads(
         rounds=rounds,
         against=against,
         track=measuring,
+        keep=keeping(output),
     )
     show(found, json=json, output=output, figure=figure)
 
@@ -236,8 +240,16 @@ def export(
     chosen = choices(runtimes, "--runtimes", ("eager", "compiled", "onnxruntime"))
     names = listed(models)
     rounds = 10
-    turn = seconds / len(chosen) / len(names) / rounds
-    found = bench_latency(names, chosen, batch=batch, size=size, rounds=rounds, turn_seconds=turn, track=measuring)
+    found = bench_latency(
+        names,
+        chosen,
+        batch=batch,
+        size=size,
+        rounds=rounds,
+        turn_seconds=seconds / len(chosen) / len(names) / rounds,
+        track=measuring,
+        keep=keeping(output),
+    )
     show(found, json=json, output=output)
 
 
@@ -274,6 +286,7 @@ def latency(
         turn_seconds=turn_seconds,
         repeats=repeats,
         track=measuring,
+        keep=keeping(output),
     )
     show(found, json=json, output=output)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,6 +46,7 @@ __all__ = [
     "choices",
     "figure_file",
     "given_network",
+    "keeping",
     "listed",
     "output_file",
     "show",
@@ -170,6 +171,16 @@ def budget_in_bytes(gigabytes: float | None) -> int | None:
     if gigabytes is not None and not gigabytes > 0:
         raise ValueError(f"--memory-budget must be positive, got {gigabytes}")
     return None if gigabytes is None else int(gigabytes * 1e9)
+
+
+def keeping(output: Path | None) -> Callable[[Comparison], None]:
+    """What writes a comparison into --output while it is measured: a run that is cut short leaves what it has."""
+
+    def keep(found: Comparison) -> None:
+        if output is not None:
+            write_json(output, found.to_json())
+
+    return keep
 
 
 def show(found: Comparison, *, json: bool, output: Path | None = None, figure: Path | None = None) -> None:

@@ -87,7 +87,8 @@ class Ratio:
 
 @dataclass
 class Comparison:
-    """The rows of one run on one machine. ``kind`` says which table they are for, ``base`` whom ratios are taken to."""
+    """The rows of one run on one machine. ``kind`` says which table they are for, ``base`` whom ratios are taken to;
+    ``unfinished`` rows are those that were found before the run came to its end."""
 
     kind: str
     base: str
@@ -95,6 +96,7 @@ class Comparison:
     settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     command: str = ""
+    unfinished: bool = False
 
     @property
     def measured(self) -> list[Row]:
@@ -162,7 +164,8 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """One JSON object, which :func:`read_comparison` reads."""
         rows = [{k: value for k, value in asdict(row).items() if value not in (None, [], "")} for row in self.rows]
-        return {"schema": SCHEMA, **asdict(self), "rows": rows}
+        head = {k: value for k, value in asdict(self).items() if k != "unfinished" or value}
+        return {"schema": SCHEMA, **head, "rows": rows}
 
 
 def compare(
@@ -181,6 +184,7 @@ def compare(
     seconds: float = 4.0,
     repeats: int = 1,
     track: Callable[[Sequence[Way]], Iterable[Way]] = iter,
+    keep: Callable[[Comparison], None] = lambda found: None,
     **timing: Any,
 ) -> Comparison:
     """Measure candidates against each other: on each case, and for each way of running, they take turns.
@@ -199,6 +203,7 @@ def compare(
         seconds: of timing for each way; every candidate runs a few times however long that takes.
         repeats: measure everything so often, one run after another: rows hold medians, and each run's time is a round.
         track: may wrap the loop over ways, in a progress bar for instance.
+        keep: called with what was found so far after each way, for a run that may be cut short.
         timing: further arguments of :func:`kronattn.measure.time_calls`.
 
     Returns:
@@ -244,13 +249,14 @@ def compare(
             rows[name] = replace(rows[name], failed=failed) if failed else measured
         return list(rows.values())
 
-    runs = []
+    runs: list[list[Row]] = []
     for _ in range(repeats):
         run = replace(found, rows=[])
+        runs.append(run.rows)
         for way in track(ways):
             run.rows += compare_on(way, run)
-        runs.append(run.rows)
-    found.rows = runs[0] if repeats == 1 else [median_row(rows) for rows in zip(*runs, strict=True)]
+            keep(replace(found, rows=median_rows(runs), unfinished=True))
+    found.rows = median_rows(runs)
     return found
 
 
@@ -292,6 +298,12 @@ def median_row(rows: Sequence[Row]) -> Row:
     return replace(row, cpu_ms=statistics.median(cpu_times), cpu_rounds_ms=cpu_times) if cpu_times else row
 
 
+def median_rows(runs: Sequence[Sequence[Row]]) -> list[Row]:
+    """Several runs as one, the last of which may be under way; a row that one run has stays as it is."""
+    groups = [[run[at] for run in runs if at < len(run)] for at in range(len(runs[0]))]
+    return [median_row(rows) if len(rows) > 1 else rows[0] for rows in groups]
+
+
 def memory_budget(device: str | torch.device, most: int) -> int:
     """How many bytes a candidate may need: half of what a GPU has free; elsewhere ``most``, or half if that is less.
 
@@ -327,7 +339,8 @@ def read_comparison(*paths: str | Path) -> Comparison:
             own, theirs = first.environment.get(name), other.environment.get(name)
             if own != theirs:
                 raise ValueError(f"{path} was measured with {name} {theirs}, {paths[0]} with {own}: not comparable")
-    return replace(first, rows=[row for one in found for row in one.rows])
+    unfinished = any(one.unfinished for one in found)
+    return replace(first, rows=[row for one in found for row in one.rows], unfinished=unfinished)
 
 
 def _read(path: Path) -> Comparison:
@@ -344,7 +357,8 @@ def _read(path: Path) -> Comparison:
     known = {entry.name for entry in fields(Row)}
     try:
         rows = [Row(**{name: value for name, value in row.items() if name in known}) for row in content["rows"]]
-        return Comparison(rows=rows, **{name: content[name] for name in _HEAD})
+        head = {name: content[name] for name in _HEAD}
+        return Comparison(rows=rows, **head, unfinished=content.get("unfinished", False))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is not whole: {error}") from None
 

@@ -10,15 +10,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kronattn.measure.compare import Comparison, Row, Way, median_row
+from kronattn.measure.compare import Comparison, Row, Way, median_rows
 from kronattn.measure.environment import describe_environment
 from kronattn.measure.timing import quartiles
 
@@ -73,11 +73,12 @@ def compare_in_processes(
     at_once: int = 4,
     repeats: int = 1,
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
+    keep: Callable[[Comparison], None] = lambda found: None,
 ) -> Comparison:
     """Measure candidates against each other as :func:`kronattn.measure.compare` does, in a process each.
 
     Args:
-        kind, candidates, ways, base, device, dtype, packages, settings, track: as there.
+        kind, candidates, ways, base, device, dtype, packages, settings, track, keep: as there.
         job: gives what a candidate's process is to do.
         memory: whether to measure that too.
         rounds: in each of which every candidate has a turn.
@@ -94,7 +95,7 @@ def compare_in_processes(
         command=" ".join(["kronattn", *sys.argv[1:]]),
     )
 
-    def measured(ats: Iterable[int]) -> Iterator[Row]:
+    def measured(ats: Iterable[int]) -> Generator[list[Row], None, None]:
         with ExitStack() as stack:
             workers = [
                 {name: stack.enter_context(_Worker(job(name, way), way, str(device))) for name in candidates}
@@ -107,11 +108,17 @@ def compare_in_processes(
                     for worker in turns:
                         worker.take_turn(seconds)
                     turns.reverse()  # nobody always follows the same one
-                yield from [worker.row(name, memory) for name, worker in workers[at].items()]
+                yield [worker.row(name, memory) for name, worker in workers[at].items()]
 
-    # A progress bar is for the first run: how long another takes is known by then.
-    runs = [list(measured(track(range(len(ways))) if run == 0 else range(len(ways)))) for run in range(repeats)]
-    found.rows = runs[0] if repeats == 1 else [median_row(rows) for rows in zip(*runs, strict=True)]
+    runs: list[list[Row]] = []
+    for run in range(repeats):
+        runs.append([])
+        # A progress bar is for the first run: how long another takes is known by then.
+        with closing(measured(track(range(len(ways))) if run == 0 else range(len(ways)))) as groups:
+            for rows in groups:
+                runs[-1] += rows
+                keep(replace(found, rows=median_rows(runs), unfinished=True))
+    found.rows = median_rows(runs)
     return found
 
 

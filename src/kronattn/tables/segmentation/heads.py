@@ -44,6 +44,7 @@ def measure_heads(
     rounds: int = 7,
     against: Path | None = None,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+    keep: Callable[[Comparison], None] = lambda found: None,
 ) -> Comparison:
     """Measure multiply-adds, memory and time of heads by themselves; on each case they take turns.
 
@@ -60,6 +61,7 @@ def measure_heads(
         rounds: of turns, with ``against``.
         against: another source tree, whose heads of the same names take part: a process for each.
         track: may wrap the loop over cases, in a progress bar for instance.
+        keep: called with what was found so far after each case and way, for a run that may be cut short.
 
     Example:
         >>> found = measure_heads([Case(33, channels=16, num_classes=3)], ["attn", "kao_kv"], seconds=0.01)
@@ -119,7 +121,7 @@ def measure_heads(
 
     ways = [Way(asdict(case), work, how) for case in cases for how in hows for work in works]
     settings = {"channels_last": channels_last}
-    shared: dict[str, Any] = {"device": device, "dtype": dtype, "settings": settings, "track": track}
+    shared: dict[str, Any] = {"device": device, "dtype": dtype, "settings": settings, "track": track, "keep": keep}
     if against is None:
         names = [*heads, *([RESIZE] if with_resize else [])]
         return compare("heads", names, ways, prepare, base="attn", limit=limit, count=count, seconds=seconds, **shared)
