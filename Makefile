@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow test-kernels test-sweep soak lint types unit docs test-oldest test-integrations walk clean
+.PHONY: setup native demo test test-slow test-kernels test-sweep soak lint types unit docs test-oldest test-integrations walk clean
 
 setup: $(STAMP)
 
@@ -15,6 +15,15 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --constraint constraints.txt --editable '.[all,dev]'
+	@touch $@
+
+# Operators for CPUs in a package of their own, where there is a compiler; without them their tests are skipped.
+NATIVE := $(VENV)/.native
+
+native: $(NATIVE)
+
+$(NATIVE): $(STAMP) $(wildcard native/*.* native/csrc/* native/kronattn_cpu/*.py)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build-isolation --no-deps --reinstall-package kronattn-cpu ./native
 	@touch $@
 
 demo: setup
@@ -29,7 +38,7 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-unit: setup
+unit: setup $(if $(shell command -v c++),$(NATIVE))
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # What make test leaves out: whole sweeps of which it runs a part, and random cases by the thousand.
@@ -78,4 +87,4 @@ walk: setup
 	$(BIN)/python -m pytest -m walk tests/test_walk.py
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-integrations out site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) native/build native/*.egg-info .venv-oldest .venv-integrations out site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,6 +18,9 @@ settings.load_profile("ci")
 # Commands that tests start have a choice made for them: how busy the machine is should make no difference.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The torch backend is what most tests are about, whatever is installed; tests/native.py switches kronattn-cpu on.
+os.environ["KRONATTN_NATIVE"] = "0"
+
 if not torch.cuda.is_available():
     # Kernels run in Triton's interpreter, which has to be asked for before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -41,7 +41,7 @@ ROOMS = [
 
 # Within ops: functions on the left may import those before them.
 OPS = [
-    "compat", "autocast", "fx", "checks", "coefficients", "attend", "grid", "masks", "matrices", "reference",
+    "compat", "autocast", "fx", "checks", "native", "coefficients", "attend", "grid", "masks", "matrices", "reference",
     "torch_backend", "matrix_products", "triton", "plan", "stages", "attention", "kronecker",
 ]  # fmt: skip
 

@@ -12,6 +12,7 @@ from kronattn.bench import latency
 from kronattn.cli import main
 from kronattn.measure import Comparison, Row, processes, read_comparison
 from kronattn.ops import kronecker_attention
+from tests.native import native_operators, needs_native
 from tests.trained import small_network
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -70,7 +71,7 @@ def test_every_way_gives_what_the_network_gives(how, monkeypatch):
 
 
 def test_operators_are_those_of_the_package():
-    run = latency.operator_call("kao_qkv", threads=1, batch=1, channels=2, grid=[5, 6])
+    run = latency.operator_call("kao_qkv", "operators", threads=1, batch=1, channels=2, grid=[5, 6])
     x = torch.randn((1, 2, 5, 6), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(run(), kronecker_attention(x, mode="qkv"))
 
@@ -128,3 +129,21 @@ def test_export_is_latency_with_other_defaults(monkeypatch, capsys):
     assert asked["ways"] == ["eager", "onnxruntime"]
     assert asked["turn_seconds"] * asked["rounds"] == pytest.approx(1)
     assert json.loads(capsys.readouterr().out)["kind"] == "latency"
+
+
+@needs_native
+@pytest.mark.usefixtures(native_operators.__name__)
+def test_with_compiled_operators_and_without(monkeypatch, capsys):
+    monkeypatch.setattr(latency, "_OPERATOR_CASE", {"batch": 1, "channels": 2, "grid": [5, 6]})
+    assert main([*SMALL, "--ways", "operators,operators-native", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["how"] for row in rows] == ["operators"] * 3 + ["operators-native"] * 3
+    assert not any("failed" in row for row in rows)
+    assert latency.default_ways() == latency.WAYS
+
+
+def test_compiled_operators_that_are_not_there(capsys):
+    assert not any("native" in way for way in latency.default_ways())
+    assert main([*SMALL, "--ways", "fused-native"]) == 2
+    message = "the ways that end in -native cannot be measured: the environment's KRONATTN_NATIVE=0 switches it off"
+    assert message in " ".join(capsys.readouterr().err.split())

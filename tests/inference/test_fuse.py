@@ -15,6 +15,8 @@ from kronattn.inference.attention import FusedKroneckerAttention
 from kronattn.models.kanet import VARIANTS
 from kronattn.models.registry import packaged_names
 from kronattn.nn import AttnModule, AttnSkipModule, BaseModule, BaseSkipModule, ConvNormAct, KroneckerAttention
+from kronattn.ops import native
+from tests.native import native_operators, needs_native
 from tests.trained import network, settled, small_network
 
 SIZES = [(64, 64), (97, 70), (33, 130)]
@@ -292,3 +294,51 @@ def test_gradients_reach_the_image():
     scale = images[0].grad.abs().max()
     assert scale > 0
     assert (images[0].grad - images[1].grad).abs().max() < 1e-4 * scale
+
+
+@needs_native
+@pytest.mark.usefixtures(native_operators.__name__)
+class TestNative:
+    """With the operators of kronattn-cpu: all of an attention layer is one call."""
+
+    @pytest.mark.parametrize("name", ["kanet_kv", "kanet_qkv", "kanet_qkv_as_printed"])
+    def test_networks(self, name, monkeypatch):
+        calls, real = [], native.attend_own_averages_
+        monkeypatch.setattr(
+            native, "attend_own_averages_", lambda *of, **options: calls.append(1) or real(*of, **options)
+        )
+        model = trained(name, width=0.35)
+        fused = kronattn.fuse(model)
+        calls.clear()  # what is fused is compared with the layer
+        assert_same(fused, model, SIZES)
+        assert len(calls) == 10 * len(SIZES)
+
+    @pytest.mark.parametrize("mode", ["kv", "qkv"])
+    @pytest.mark.parametrize("mean", ["once", "each"])
+    @pytest.mark.parametrize(("channels", "out"), [(5, 7), (16, 16), (24, 40), (33, 1)])
+    @pytest.mark.parametrize("has_direct", [True, False])
+    def test_layers(self, mode, mean, channels, out, has_direct):
+        torch.manual_seed(0)
+        layer = KroneckerAttention(channels, mode=mode, mean=mean).eval()
+        matrix, direct = torch.randn(out, channels), torch.randn(out, channels) * has_direct
+        fused = FusedKroneckerAttention(layer, matrix, direct)
+        for grid in ((1, 1), (3, 5), (9, 14), (40, 33)):
+            x = torch.randn(2, channels, *grid).contiguous(memory_format=torch.channels_last)
+            y = torch.randn(2, out, *grid).contiguous(memory_format=torch.channels_last)
+            with torch.no_grad():
+                found = fused(x, y.clone())
+                exact = y.double() + torch.einsum("dc,nchw->ndhw", direct.double(), x.double())
+                exact += torch.einsum("dc,nchw->ndhw", matrix.double(), copy.deepcopy(layer).double()(x.double()))
+            assert (found - exact).abs().max() <= 1e-5 * exact.abs().max()
+
+    def test_compiled(self):
+        model = kronattn.fuse(untrained("kanet_kv", width=0.35))
+        x = torch.randn(1, 3, 64, 64)
+        with torch.no_grad():
+            compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-6)
+
+    def test_gradients_reach_the_image(self):
+        model, x = kronattn.fuse(untrained("kanet_kv", width=0.35)), torch.randn(1, 3, 64, 64, requires_grad=True)
+        model(x).sum().backward()
+        assert x.grad.abs().max() > 0

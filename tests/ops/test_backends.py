@@ -11,7 +11,7 @@ from kronattn.ops import attend
 from kronattn.ops.plan import BACKENDS
 from tests.ops.cases import DTYPES, TOLERANCE, Case, cases, relative_error
 
-# The kernels have a file of their own, test_triton.py: they are slow without a GPU.
+# Kernels have files of their own: test_triton.py, since they are slow without a GPU, and test_native.py.
 TESTED_HERE = ("reference", "torch")
 
 # One value that all positions receive: its gradient is a sum of many terms, which nearly cancel here.
@@ -64,7 +64,7 @@ def test_equals_the_reference(operator, backend, dtype, case):
 
 
 def test_every_backend_is_tested():
-    assert {*TESTED_HERE, "triton"} == set(BACKENDS)
+    assert {*TESTED_HERE, "triton", "native"} == set(BACKENDS)
 
 
 def test_a_single_vector_lies_as_the_fused_kernels_want_it():

@@ -25,22 +25,34 @@ from kronattn.measure import Comparison, Row, Way
 from kronattn.measure.calls import build_network
 from kronattn.measure.processes import Job, compare_in_processes
 from kronattn.models.files import Description
-from kronattn.ops import kronecker_attention
+from kronattn.ops import kronecker_attention, native
 from kronattn.present import Table, format_significant, tabulate
 
-__all__ = ["BASE", "DEFAULT_NETWORKS", "OPERATORS", "WAYS", "bench_latency", "latency_table", "network_form"]
+__all__ = [
+    "BASE",
+    "DEFAULT_NETWORKS",
+    "OPERATORS",
+    "WAYS",
+    "bench_latency",
+    "default_ways",
+    "latency_table",
+    "network_form",
+]
 
 BASE = "mobilenetv2"
 DEFAULT_NETWORKS = (BASE, "kanet_kv", "kanet_qkv", "timm/mobilenetv2_100", "timm/mobilenetv4_conv_small")
-WAYS = ("eager", "fused", "compiled", "onnxruntime", "onnxruntime-dynamic", "int8", "operators")
-# The last way compares operators rather than networks, with the first of these.
+# With the operators of the package kronattn-cpu, and without them where a name does not say so.
+_NATIVE = "-native"
+_WITHOUT = ("eager", "fused", "compiled", "onnxruntime", "onnxruntime-dynamic", "int8", "operators")
+WAYS = (*_WITHOUT, *(f"{way}{_NATIVE}" for way in ("eager", "fused", "compiled", "operators")))
+# The ways of this name compare operators rather than networks, with the first of these.
 OPERATORS = ("fused attention", "kao_kv", "kao_qkv")
 _OPERATOR_CASE = {"batch": 8, "channels": 8, "grid": [56, 56]}
 
 
 def bench_latency(
     networks: Sequence[str] = DEFAULT_NETWORKS,
-    ways: Sequence[str] = WAYS,
+    ways: Sequence[str] = _WITHOUT,
     *,
     batch: int = 1,
     size: int = 224,
@@ -68,6 +80,9 @@ def bench_latency(
     names = list(dict.fromkeys([BASE, *networks]))
     for name in names:
         check_network(name)
+    native_reason = native.missing_reason()
+    if native_reason is not None and any(way.endswith(_NATIVE) for way in ways):
+        raise ValueError(f"the ways that end in {_NATIVE} cannot be measured: {native_reason}")
     onnx = any(way.startswith("onnxruntime") or way == "int8" for way in ways)
     if onnx:
         require_onnx()
@@ -81,7 +96,7 @@ def bench_latency(
         return replace(measured, rows=[*rows, *measured.rows], environment=environment)
 
     for how in track(list(ways)):
-        operators = how == "operators"
+        operators = _plain(how) == "operators"
         way = Way(_OPERATOR_CASE if operators else {"batch": batch, "size": size}, how=how)
         measured = compare_in_processes(
             "latency",
@@ -105,15 +120,25 @@ def bench_latency(
     return found
 
 
+def default_ways() -> tuple[str, ...]:
+    """All that can be measured here."""
+    return WAYS if native.missing_reason() is None else _WITHOUT
+
+
+def _plain(how: str) -> str:
+    return how.removesuffix(_NATIVE)
+
+
 def _job(name: str, way: Way, threads: int) -> Job:
-    function = "operator_call" if way.how == "operators" else "network_form"
-    arguments = {"name": name, "threads": threads, **way.case}
-    return Job(Path(__file__), function, arguments if way.how == "operators" else {**arguments, "how": way.how})
+    function = "operator_call" if _plain(way.how) == "operators" else "network_form"
+    return Job(Path(__file__), function, {"name": name, "how": way.how, "threads": threads, **way.case})
 
 
 def network_form(name: str, how: str, *, threads: int, batch: int, size: int) -> Callable[[], Any]:
     """What a process runs: a network on images, in one of the ways."""
     torch.set_num_threads(threads)
+    native.switch(how.endswith(_NATIVE))
+    how = _plain(how)
     model = _settled(name)
     images = torch.randn((batch, 3, size, size), generator=torch.Generator().manual_seed(0))
     if how in ("eager", "fused", "compiled"):
@@ -139,9 +164,12 @@ def _settled(name: str) -> nn.Module:
     return model.eval()
 
 
-def operator_call(name: str, *, threads: int, batch: int, channels: int, grid: Sequence[int]) -> Callable[[], Tensor]:
+def operator_call(
+    name: str, how: str, *, threads: int, batch: int, channels: int, grid: Sequence[int]
+) -> Callable[[], Tensor]:
     """What a process runs: an operator by itself."""
     torch.set_num_threads(threads)
+    native.switch(how.endswith(_NATIVE))
     x = torch.randn((batch, channels, *grid), generator=torch.Generator().manual_seed(0))
     if name == "fused attention":
         # Channels of a position side by side, one head: what PyTorch's kernel wants.
@@ -156,7 +184,7 @@ def latency_table(found: Comparison) -> Table:
 
     def over_base(figure: str) -> Callable[[Row], str | None]:
         def cell(row: Row) -> str | None:
-            base = OPERATORS[0] if row.how == "operators" else found.base
+            base = OPERATORS[0] if _plain(row.how) == "operators" else found.base
             share = found.share_of_rounds(row, base, figure)
             if share is None or share.low is None or share.high is None:
                 return None

@@ -256,7 +256,7 @@ def export(
 @app.command()
 def latency(
     models: Models = "",
-    ways: Annotated[str, typer.Option(help="Some of the ways below, with commas. Default: all.")] = "",
+    ways: Annotated[str, typer.Option(help="Some of the ways below, with commas. Default: all that are there.")] = "",
     batch: Batch = 1,
     size: Size = 224,
     rounds: Rounds = 20,
@@ -269,13 +269,14 @@ def latency(
     """How long one image takes on the CPU, over mobilenetv2 run in the same way, by turns.
 
     Ways: eager, fused (kronattn.fuse), compiled (torch.compile of that), onnxruntime, onnxruntime-dynamic (any size),
-    int8, and operators, which compares Kronecker attention with PyTorch's fused attention.
+    int8, and operators, which compares Kronecker attention with PyTorch's fused attention. With kronattn-cpu installed
+    also eager-native, fused-native, compiled-native and operators-native; the others do without it.
 
     Example: kronattn bench latency --ways fused,onnxruntime --threads 1 --output latency.json
     """
-    from kronattn.bench.latency import DEFAULT_NETWORKS, WAYS, bench_latency
+    from kronattn.bench.latency import DEFAULT_NETWORKS, WAYS, bench_latency, default_ways
 
-    chosen = choices(ways, "--ways", WAYS) if ways else WAYS
+    chosen = choices(ways, "--ways", WAYS) if ways else default_ways()
     names = listed(models) or DEFAULT_NETWORKS
     found = bench_latency(
         names,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from kronattn.inference.convolution import as_rows, constant
 from kronattn.nn import KroneckerAttention
 from kronattn.nn.plain import is_plain
+from kronattn.ops import native
 from kronattn.ops.matrices import matrices_of
 
 __all__ = ["FusedKroneckerAttention", "fused_attention"]
@@ -67,10 +68,11 @@ class FusedKroneckerAttention(nn.Module):
         if layer.value_map is not None:
             values = values @ layer.value_map.weight.detach().double()
         self.scale = float(scale)
-        self.values = constant(values.to(matrix.dtype))
+        # (c, d), and so is the other.
+        self.values = constant(values.t().to(matrix.dtype, memory_format=torch.contiguous_format))
         self.zero = constant(matrix.new_zeros(()))
-        # (1, c, d), or the weight of a convolution.
-        direct = direct[..., None, None] if portable else direct.t()[None]
+        # Or the weight of a convolution.
+        direct = direct[..., None, None] if portable else direct.t()
         self.direct = constant(direct.clone(memory_format=torch.contiguous_format)) if direct.any() else None
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -79,6 +81,11 @@ class FusedKroneckerAttention(nn.Module):
 
     def _rows(self, x: Tensor, y: Tensor) -> Tensor:
         """With channels side by side, for PyTorch."""
+        if native.unsupported_reason(x) is None:
+            native.attend_own_averages_(
+                y, x, self.values, self.direct, self.scale, qkv=self.mode == "qkv", mean_once=self.mean_once
+            )
+            return y
         rows, output, matrices, batch = as_rows(x), as_rows(y), matrices_of(x), x.shape[0]
         if self.direct is not None:
             output.baddbmm_(rows, self.direct.expand(batch, -1, -1))
@@ -87,7 +94,7 @@ class FusedKroneckerAttention(nn.Module):
             averages = torch.cat([grid.mean(dim=1), grid.mean(dim=2)], dim=1)
         else:
             averages = torch.bmm(matrices[0].expand(batch, -1, -1), rows)
-        values = F.linear(averages, self.values)
+        values = averages @ self.values
         queries = rows if self.mode == "kv" else averages
         # Nothing is added; the scale is part of the product.
         coefficients = torch.baddbmm(self.zero, queries, averages.transpose(1, 2), beta=0, alpha=self.scale)
@@ -117,7 +124,7 @@ class FusedKroneckerAttention(nn.Module):
             averages = torch.cat([x.mean(dim=2), x.mean(dim=3)], dim=-1)
         else:
             averages = positions @ matrices[0].t()
-        values = averages.transpose(1, 2) @ self.values.t()
+        values = averages.transpose(1, 2) @ self.values
         queries = positions if self.mode == "kv" else averages
         weights = (queries.transpose(1, 2) @ (averages * self.scale)).softmax(dim=-1)
         if self.mode == "kv":
@@ -131,4 +138,4 @@ class FusedKroneckerAttention(nn.Module):
         return y + (columns.unsqueeze(2) + lines.unsqueeze(3))
 
     def extra_repr(self) -> str:
-        return f"{self.values.shape[1]}, {self.values.shape[0]}, mode={self.mode!r}"
+        return f"{self.values.shape[0]}, {self.values.shape[1]}, mode={self.mode!r}"

@@ -339,6 +339,7 @@ class KroneckerAttention(GridAttention):
             per_key=self.coefficient_norm == "batch_per_key" or self.softmax == "per_axis",
             masks=masks,
             channels=max(self.channels, self.qk_channels, self.out_channels),
+            has_parameters=True,
         )
 
     def extra_repr(self) -> str:

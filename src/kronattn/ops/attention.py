@@ -35,7 +35,7 @@ def attention(
             head. The paper's is 1.
         pool: max-pool keys and values by this factor along every axis first (Attn+Pool). A last window that
             sticks out counts: 7 becomes 4.
-        backend: "auto", "torch", "triton" or "reference".
+        backend: "auto", "torch", "triton", "native" or "reference".
 
     Returns:
         (N, P, *grid), in query's dtype.
@@ -52,7 +52,7 @@ def attention(
         key = pooled
     # PyTorch's own kernels are ahead of ours for that many keys.
     backend = "torch" if backend == "auto" else backend
-    plan = make_plan(query, key, value, num_heads=num_heads, backend=backend)
+    plan = make_plan(query, key, value, num_heads=num_heads, has_parameters=isinstance(scale, Tensor), backend=backend)
     if plan.spread == "reference":
         return reference.attention(query, key, value, num_heads=num_heads, scale=scale)
     keys = key.flatten(2).transpose(1, 2)

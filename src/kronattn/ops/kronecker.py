@@ -54,8 +54,8 @@ def kronecker_attention(
         mask: (N, *grid), boolean, true where query has data. Averages are over what is there, empty rows and columns
             take no part, and the output is zero where nothing is. See :func:`kronattn.pad_batch`.
         key_mask: (N, *other_grid), the same for key and value, where they have a grid of their own.
-        backend: "auto" picks the fastest that is known to support the input; "torch", "triton" (fused GPU kernels) or
-            "reference" by name.
+        backend: "auto" picks the fastest that is known to support the input; "torch", "triton" (fused GPU kernels),
+            "native" (the package kronattn-cpu) or "reference" by name.
 
     Returns:
         (N, P, *grid), in query's dtype and, where the backend can, its memory format.
@@ -72,8 +72,18 @@ def kronecker_attention(
     query, key, value = check_triple(query, key, value, num_heads, scale)
     if combine == "product":
         check_product_grid(query.shape[2:])
-    masks, per_axis = (mask, key_mask), softmax == "per_axis"
-    plan = make_plan(query, key, value, mode=mode, num_heads=num_heads, per_key=per_axis, masks=masks, backend=backend)
+    per_axis = softmax == "per_axis"
+    plan = make_plan(
+        query,
+        key,
+        value,
+        mode=mode,
+        num_heads=num_heads,
+        per_key=per_axis,
+        masks=(mask, key_mask),
+        has_parameters=isinstance(scale, Tensor),
+        backend=backend,
+    )
     query, key, value, (_, shares, key_shares) = apply_masks(query, key, value, mask, key_mask)
     key_is_query, value_is_key = key is query, value is key
     if plan.spread == "reference":

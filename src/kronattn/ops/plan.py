@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kronattn.ops import native
 from kronattn.ops.checks import check_choice, check_mode, check_triple, dtype_name
 from kronattn.ops.compat import assume_constant, under_transform
 from kronattn.ops.fx import is_captured, is_traced, leaf_function
@@ -22,7 +23,7 @@ from kronattn.ops.triton.availability import broken_reason, has_room, interprete
 
 __all__ = ["BACKENDS", "Plan", "explain_plan", "kernels_unsupported_reason", "make_plan", "override_plan"]
 
-BACKENDS = ("reference", "torch", "triton")
+BACKENDS = ("reference", "torch", "triton", "native")
 
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _HALF = (torch.bfloat16, torch.float16)
@@ -38,8 +39,8 @@ _LARGEST_SAMPLE = 2**31
 class Plan:
     """What runs each stage of one call, and why.
 
-    ``pool`` is "torch" or "triton", ``spread`` is that or "matrix_products"; both are "reference" where the whole call
-    is. The middle stage is plain PyTorch always.
+    ``pool`` is "torch", "triton" or "native", ``spread`` is one of these or "matrix_products"; both are "reference"
+    where the whole call is. The middle stage is plain PyTorch always.
 
     >>> print(Plan("torch", "torch", "query is on cpu"))
     pool: torch, mix: PyTorch, spread: torch (query is on cpu)
@@ -58,6 +59,8 @@ def _without_cuda(kind: str) -> Plan:
 
 
 _ON_CPU = _without_cuda("cpu")
+_NATIVE = Plan("native", "native", "kronattn-cpu: float32 on a CPU, two axes, no gradients")
+_NATIVE_POOL = Plan("native", "torch", "kronattn-cpu attends with one head and one softmax alone")
 _overrides: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("kronattn_plan_overrides", default=())
 
 
@@ -116,6 +119,7 @@ def make_plan(
     per_key: bool = False,
     masks: Sequence[object] = (),
     channels: int | None = None,
+    has_parameters: bool = False,
 ) -> Plan:
     """The plan for checked tensors.
 
@@ -129,11 +133,15 @@ def make_plan(
         per_key: every key has a norm of its own, or every axis a softmax.
         masks: any that are not None leave attention to PyTorch, which takes a bias for each sample's keys.
         channels: the most that queries, keys or values have once they are mapped; those of query and value by default.
+        has_parameters: whether more tensors take part, which may ask for gradients.
     """
     masked = any(mask is not None for mask in masks) if masks else False
     if backend == "auto":
         widest = max(channels or 0, query.shape[1], value.shape[1])
-        plan = _automatic(query, key, value, mode, num_heads, per_key, widest)
+        if query.device.type == "cpu":
+            plan = _on_cpu(query, key, value, num_heads, per_key, has_parameters)
+        else:
+            plan = _automatic(query, key, value, mode, num_heads, per_key, widest)
         overridden = _overridden()
         plan = replace(plan, reason="overridden", **dict(overridden)) if overridden else plan
         if masked and plan.spread != "torch":
@@ -145,16 +153,27 @@ def make_plan(
             reason = "its bias of keys is the same for all samples, and a mask's is not"
         if reason:
             raise ValueError(f"backend 'triton' cannot run here: {reason}")
+    if backend == "native":
+        reason = native.unsupported_reason(query, key, value, has_parameters=has_parameters)
+        if masked or num_heads > 1 or per_key:
+            reason = "it has one head, one softmax and no masks"
+        if reason:
+            raise ValueError(f"backend 'native' cannot run here: {reason}")
     check_choice("backend", backend, ("auto", *BACKENDS))
     return Plan(backend, backend, "asked for by name")
+
+
+def _on_cpu(query: Tensor, key: Tensor, value: Tensor, num_heads: int, per_key: bool, has_parameters: bool) -> Plan:
+    if native.unsupported_reason(query, key, value, has_parameters=has_parameters) is not None:
+        return _ON_CPU
+    return _NATIVE if num_heads == 1 and not per_key else _NATIVE_POOL
 
 
 def _automatic(
     query: Tensor, key: Tensor, value: Tensor, mode: str, num_heads: int, per_key: bool, channels: int
 ) -> Plan:
-    kind = query.device.type
-    if kind != "cuda":
-        return _ON_CPU if kind == "cpu" else _without_cuda(kind)
+    if query.device.type != "cuda":
+        return _without_cuda(query.device.type)
     if query.dtype not in _HALF:
         # float32 on the kernels has not been measured ahead.
         return Plan("torch", "torch", f"{dtype_name(query.dtype)}: the kernels are ahead in half precision alone")

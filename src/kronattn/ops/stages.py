@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kronattn.ops import matrix_products, torch_backend
+from kronattn.ops import matrix_products, native, torch_backend
 from kronattn.ops.autocast import without_autocast
 from kronattn.ops.coefficients import Moments, token_moments
 from kronattn.ops.compat import needs_dispatcher
@@ -48,6 +48,8 @@ def _implementation(name: str) -> ModuleType:
         from kronattn.ops.triton import operators  # needs Triton, which not every build of PyTorch comes with
 
         return operators
+    if name == "native":
+        return native
     # Matrix products are for one head without biases; what they do not serve, plain PyTorch does.
     return torch_backend
 
