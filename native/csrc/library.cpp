@@ -4,6 +4,8 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -87,34 +89,61 @@ const float* read(const Tensor& tensor) { return static_cast<const float*>(tenso
 const float* read(const std::optional<Tensor>& tensor) { return tensor ? read(*tensor) : nullptr; }
 float* write(const Tensor& tensor) { return static_cast<float*>(tensor.mutable_data_ptr()); }
 
-// A grid of one or two axes. Python has seen to it that tensors are float32 and dense in one of the two layouts.
-Shape shape_of(const Tensor& x, bool rows) {
-  const long axes = x.dim() - 2;
-  return {x.size(0), x.size(1), axes > 1 ? x.size(2) : 1, x.size(axes + 1), rows};
+// Whoever calls this sees to dtypes and layouts; what slips through must not read or write where it should not.
+void check(const Tensor& x, const char* name, std::vector<int64_t> sizes, bool rows = false) {
+  STD_TORCH_CHECK(x.scalar_type() == torch::headeronly::ScalarType::Float, name, " must be float32");
+  STD_TORCH_CHECK(x.dim() == static_cast<int64_t>(sizes.size()), name, " must have ", sizes.size(), " dimensions");
+  // Channels are the second dimension; in rows they come last in memory.
+  int64_t expected = rows ? sizes[1] : 1;
+  for (int64_t axis = x.dim() - 1; axis >= 0; --axis) {
+    STD_TORCH_CHECK(x.size(axis) == sizes[axis], name, " must be of size ", sizes[axis], " along dimension ", axis);
+    const bool channels = rows && axis == 1;
+    STD_TORCH_CHECK(sizes[axis] < 2 || x.numel() == 0 || x.stride(axis) == (channels ? 1 : expected), name,
+                    " must be dense");
+    if (!channels) expected *= sizes[axis];
+  }
 }
 
-// (N, channels, *grid) as `like`, in the layout that `rows` says.
+std::vector<int64_t> sizes_of(const Tensor& x) {
+  std::vector<int64_t> sizes;
+  for (int64_t axis = 0; axis < x.dim(); ++axis) sizes.push_back(x.size(axis));
+  return sizes;
+}
+
+// The same grid with other channels.
+std::vector<int64_t> with_channels(const Tensor& x, int64_t channels) {
+  std::vector<int64_t> sizes = sizes_of(x);
+  sizes.at(1) = channels;
+  return sizes;
+}
+
+// A grid of one or two axes.
+Shape shape_of(const Tensor& x, bool rows) {
+  STD_TORCH_CHECK(x.dim() == 3 || x.dim() == 4, "a grid must have one or two axes");
+  check(x, "a grid", sizes_of(x), rows);
+  return {x.size(0), x.size(1), x.dim() == 4 ? x.size(2) : 1, x.size(x.dim() - 1), rows};
+}
+
+// A new grid like `like`, in the layout that `rows` says.
 Tensor grid_of(const Tensor& like, long channels, bool rows) {
-  std::vector<int64_t> sizes, strides;
-  int64_t size = 1;
-  for (long axis = 0; axis < like.dim(); ++axis) sizes.push_back(axis == 1 ? channels : like.size(axis));
-  strides.resize(sizes.size());
+  const std::vector<int64_t> sizes = with_channels(like, channels);
+  std::vector<int64_t> strides(sizes.size());
+  int64_t positions = 1;
   for (long axis = like.dim() - 1; axis > 1; --axis) {
-    strides[axis] = size * (rows ? channels : 1);
-    size *= sizes[axis];
+    strides[axis] = positions * (rows ? channels : 1);
+    positions *= sizes[axis];
   }
-  strides[1] = rows ? 1 : size;
-  strides[0] = size * channels;
+  strides[1] = rows ? 1 : positions;
+  strides[0] = positions * channels;
   AtenTensorHandle handle;
-  int32_t type = 0, index = 0;
-  aoti_torch_get_device_type(like.get(), &type);
-  aoti_torch_get_device_index(like.get(), &index);
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(sizes.size(), sizes.data(), strides.data(),
-                                                         aoti_torch_dtype_float32(), type, index, &handle));
+                                                         aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0,
+                                                         &handle));
   return Tensor(handle);
 }
 
 Tensor pool(Tensor x, bool rows) {
+  STD_TORCH_CHECK(x.dim() == 4, "averages are of grids of two axes");
   const Shape shape = shape_of(x, rows);
   const std::vector<int64_t> sizes{shape.batch, shape.width + shape.height, shape.channels};
   Tensor averages = torch::stable::new_empty(x, sizes);
@@ -123,22 +152,37 @@ Tensor pool(Tensor x, bool rows) {
 }
 
 Tensor attend(Tensor query, Tensor keys, Tensor values, std::optional<Tensor> residual, double scale, bool rows) {
-  Tensor y = grid_of(query, values.size(2), rows);
-  stages.attend(read(query), read(keys), read(values), read(residual), write(y), shape_of(query, rows), keys.size(1),
-                values.size(2), static_cast<float>(scale));
+  const Shape shape = shape_of(query, rows);
+  const long count = keys.size(1), out = values.size(2);
+  STD_TORCH_CHECK(count > 0, "there must be a key");
+  check(keys, "keys", {shape.batch, count, shape.channels});
+  check(values, "values", {shape.batch, count, out});
+  if (residual) check(*residual, "residual", with_channels(query, out), rows);
+  Tensor y = grid_of(query, out, rows);
+  stages.attend(read(query), read(keys), read(values), read(residual), write(y), shape, count, out,
+                static_cast<float>(scale));
   return y;
 }
 
 Tensor outer(Tensor tokens, Tensor like, std::optional<Tensor> residual, bool mean_once, bool rows) {
-  Tensor y = grid_of(like, tokens.size(2), rows);
+  STD_TORCH_CHECK(like.dim() == 4, "outer sums are grids of two axes");
+  const long channels = tokens.size(2);
+  check(tokens, "tokens", {like.size(0), like.size(2) + like.size(3), channels});
+  if (residual) check(*residual, "residual", with_channels(like, channels), rows);
+  Tensor y = grid_of(like, channels, rows);
   stages.outer(read(tokens), read(residual), write(y), shape_of(y, rows), mean_once);
   return y;
 }
 
 // In place: y, like x in rows, is new to the network that calls this.
 void fused_(Tensor y, Tensor x, Tensor weight, std::optional<Tensor> direct, double scale, bool qkv, bool mean_once) {
-  stages.fused(read(x), read(weight), read(direct), write(y), shape_of(x, true), y.size(1), static_cast<float>(scale), qkv,
-               mean_once);
+  STD_TORCH_CHECK(x.dim() == 4, "this is for grids of two axes");
+  const Shape shape = shape_of(x, true);
+  const long out = y.size(1);
+  check(y, "y", with_channels(x, out), true);
+  check(weight, "weight", {shape.channels, out});
+  if (direct) check(*direct, "direct", {shape.channels, out});
+  stages.fused(read(x), read(weight), read(direct), write(y), shape, out, static_cast<float>(scale), qkv, mean_once);
 }
 
 }  // namespace

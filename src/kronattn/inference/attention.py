@@ -81,10 +81,8 @@ class FusedKroneckerAttention(nn.Module):
 
     def _rows(self, x: Tensor, y: Tensor) -> Tensor:
         """With channels side by side, for PyTorch."""
-        if native.unsupported_reason(x) is None:
-            native.attend_own_averages_(
-                y, x, self.values, self.direct, self.scale, qkv=self.mode == "qkv", mean_once=self.mean_once
-            )
+        if native.serves(x):
+            native.attend_own_averages_(y, x, self.values, self.direct, self.scale, self.mode == "qkv", self.mean_once)
             return y
         rows, output, matrices, batch = as_rows(x), as_rows(y), matrices_of(x), x.shape[0]
         if self.direct is not None:

@@ -17,7 +17,16 @@ from kronattn.ops.checks import dtype_name
 from kronattn.ops.compat import assume_constant, needs_dispatcher, under_transform
 from kronattn.ops.fx import is_traced
 
-__all__ = ["attend_own_averages_", "missing_reason", "pool", "spread", "spread_tokens", "switch", "unsupported_reason"]
+__all__ = [
+    "attend_own_averages_",
+    "missing_reason",
+    "pool",
+    "serves",
+    "spread",
+    "spread_tokens",
+    "switch",
+    "unsupported_reason",
+]
 
 # Of the operators' signatures; kronattn_cpu has the same number.
 _INTERFACE = 1
@@ -72,6 +81,13 @@ def unsupported_reason(*tensors: Tensor, has_parameters: bool = False) -> str | 
     return _watched_reason(tensors[0])
 
 
+def serves(x: Tensor) -> bool:
+    """Whether :func:`attend_own_averages_` takes ``x``. Asked by each layer of a network, so it asks little."""
+    if x.requires_grad or x.dtype != torch.float32 or not x.is_cpu:
+        return False
+    return missing_reason() is None and _watched_reason(x) is None
+
+
 def _watched_reason(x: Tensor) -> str | None:
     if torch.compiler.is_compiling():
         return _exported_reason()
@@ -117,12 +133,13 @@ def spread_tokens(tokens: Tensor, like: Tensor, *, residual: Tensor | None = Non
 
 
 def attend_own_averages_(
-    y: Tensor, x: Tensor, values: Tensor, direct: Tensor | None, scale: float, *, qkv: bool, mean_once: bool
+    y: Tensor, x: Tensor, values: Tensor, direct: Tensor | None, scale: float, qkv: bool, mean_once: bool
 ) -> None:
     """Add to (N, d, h, w) y, which must be channels-last, the attention of (N, c, h, w) x to its own averages, whose
     values are these times (c, d) ``values``, and x times (c, d) ``direct``: all stages in one call, since in a network
     a call takes as long as the arithmetic of a small grid."""
-    torch.ops.kronattn_cpu.fused_.default(y, _dense(x, True), values, direct, scale, qkv, mean_once)
+    x = x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous(memory_format=torch.channels_last)
+    torch.ops.kronattn_cpu.fused_.default(y, x, values, direct, scale, qkv, mean_once)
 
 
 def _in_rows(x: Tensor) -> bool:
