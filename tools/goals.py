@@ -198,7 +198,7 @@ def training() -> Iterator[Goal]:
 
 
 def latency() -> Iterator[Goal]:
-    """One image on one and on two CPU threads: the middle of five runs in new processes, the least and the most."""
+    """One image on one and on two CPU threads: the middle of runs in new processes, the least and the most."""
     aims, package = {"eager": "at most 1.10"}, " with kronattn-cpu"
 
     def ratios(found: Comparison, candidate: str, way: Way, base: str, *, inverse: bool = False) -> Figure:
