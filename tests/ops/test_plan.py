@@ -95,7 +95,9 @@ def test_backends_by_name():
     x = torch.randn(1, 4, 3, 3)
     for backend in ("torch", "reference"):
         assert stages(x, backend=backend) == (backend, backend)
-    with pytest.raises(ValueError, match="backend must be one of 'auto', 'reference', 'torch', 'triton', 'native', not 'cuda'"):
+    with pytest.raises(
+        ValueError, match="backend must be one of 'auto', 'reference', 'torch', 'triton', 'native', not 'cuda'"
+    ):
         explain_plan(x, backend="cuda")
 
 
