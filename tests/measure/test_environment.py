@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from kronattn.measure import describe_environment, resolve_device, resolve_dtype
+from kronattn.ops import native
+from tests.native import native_operators, needs_native
 
 
 def test_describes_versions_and_hardware_only():
@@ -18,6 +20,14 @@ def test_describes_versions_and_hardware_only():
     assert "/" not in json.dumps({name: value for name, value in found.items() if name != "device"})
     if platform.node():
         assert platform.node() not in found.values()
+
+
+@needs_native
+@pytest.mark.usefixtures(native_operators.__name__)
+def test_says_that_compiled_operators_take_part():
+    assert describe_environment()["kronattn-cpu"]
+    native.switch(False)
+    assert "kronattn-cpu" not in describe_environment()
 
 
 @pytest.mark.parametrize("name", ["", "abc", "meta", "cpu:x"])

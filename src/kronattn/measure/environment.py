@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from kronattn.ops import native
 from kronattn.version import __version__
 
 __all__ = ["describe_environment", "resolve_device", "resolve_dtype"]
@@ -27,13 +28,18 @@ def describe_environment(
 ) -> dict[str, str | int]:
     """Return the hardware and the versions that a measurement depends on: no names of hosts, no paths.
 
-    ``packages`` are those whose versions matter beside torch's; on a GPU Triton's does.
+    ``packages`` are those whose versions matter beside torch's. On a GPU Triton's does, on a CPU that of kronattn-cpu,
+    where it takes part.
 
     Example:
         >>> sorted(describe_environment())
         ['date', 'device', 'dtype', 'kronattn', 'python', 'threads', 'torch']
     """
-    device = torch.device(device)
+    device, own = torch.device(device), []
+    if device.type == "cuda":
+        own = ["triton"]
+    elif device.type == "cpu" and native.missing_reason() is None:
+        own = ["kronattn-cpu"]
     return {
         "kronattn": __version__,
         "torch": torch.__version__,
@@ -42,7 +48,7 @@ def describe_environment(
         "threads": torch.get_num_threads(),
         "dtype": str(dtype).removeprefix("torch."),
         "date": datetime.now(UTC).date().isoformat(),
-        **{name: version(name) for name in (*packages, *(["triton"] if device.type == "cuda" else []))},
+        **{name: version(name) for name in (*packages, *own)},
     }
 
 
