@@ -136,9 +136,9 @@ Tensor grid_of(const Tensor& like, long channels, bool rows) {
   strides[1] = rows ? 1 : positions;
   strides[0] = positions * channels;
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(sizes.size(), sizes.data(), strides.data(),
-                                                         aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0,
-                                                         &handle));
+  const auto failed = aoti_torch_empty_strided(sizes.size(), sizes.data(), strides.data(), aoti_torch_dtype_float32(),
+                                               aoti_torch_device_type_cpu(), 0, &handle);
+  STD_TORCH_CHECK(!failed, "no memory for a tensor");
   return Tensor(handle);
 }
 
