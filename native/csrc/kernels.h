@@ -9,7 +9,7 @@ typedef float Vec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alia
 typedef int IntVec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 
 constexpr long LANES = VECTOR_BYTES / 4;
-// A tile of products lives in registers: so many rows of two vectors, of which a quarter of the registers is left over.
+// A tile of products lives in registers: so many rows of two vectors take half of them.
 constexpr int TILE_ROWS = VECTOR_BYTES == 64 ? 8 : 4, TILE_VECTORS = 2;
 // Positions whose coefficients are computed, normed and used before the next ones.
 constexpr long BLOCK_ROWS = 16, BLOCK_POSITIONS = TILE_VECTORS * LANES;
@@ -39,7 +39,7 @@ INLINE float largest_of(Vec value) {
   return merged(value, [](float a, float b) { return a > b ? a : b; });
 }
 
-// e^x for x ≤ 0 to two units in the last place; 0 below −80, since denormal numbers cost more than they are worth.
+// e^x for x ≤ 0 to 1e-7 of itself; 0 below −80, since denormal numbers cost more than they are worth.
 // e^x = 2^n·e^r with n the integer nearest to x/ln 2; adding `magic` rounds, and leaves n in the last bits.
 INLINE Vec exponential(Vec x) {
   const Vec magic = splat(12582912.0f);

@@ -138,8 +138,7 @@ def attend_own_averages_(
     """Add to (N, d, h, w) y, which must be channels-last, the attention of (N, c, h, w) x to its own averages, whose
     values are these times (c, d) ``values``, and x times (c, d) ``direct``: all stages in one call, since in a network
     a call takes as long as the arithmetic of a small grid."""
-    x = x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous(memory_format=torch.channels_last)
-    torch.ops.kronattn_cpu.fused_.default(y, x, values, direct, scale, qkv, mean_once)
+    torch.ops.kronattn_cpu.fused_.default(y, _dense(x, True), values, direct, scale, qkv, mean_once)
 
 
 def _in_rows(x: Tensor) -> bool:
@@ -149,8 +148,8 @@ def _in_rows(x: Tensor) -> bool:
 
 def _dense(x: Any, rows: bool) -> Any:
     """``x`` without gaps in one of the two layouts: a copy where it has another."""
-    if x is None or not rows:
-        return x if x is None else x.contiguous()
-    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
-        return x
-    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+    if x is None:
+        return None
+    if x.dim() == 4:
+        return x.contiguous(memory_format=torch.channels_last if rows else torch.contiguous_format)
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if rows else x.contiguous()
