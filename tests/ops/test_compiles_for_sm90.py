@@ -85,6 +85,9 @@ def call_launchers(modules):
         statistics = weight, weight, batches, 0.1, 1e-5
         y = batch_norm.batch_norm_act_in_training(x.requires_grad_(), others, weight, weight, statistics, clamp)
         y.backward(torch.empty_like(y))
+    for channels, stride, weights in ((32, 1, torch.float32), (144, 2, torch.float32), (20, 2, torch.bfloat16)):
+        x, weight = grid(128, channels, 40, 40), torch.empty((channels, 1, 3, 3), dtype=weights)
+        modules["depthwise"].depthwise_backward(x, weight, x[:, :, ::stride, ::stride], stride)
 
 
 def source_of(kernel, args):

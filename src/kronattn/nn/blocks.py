@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from kronattn.nn.attention import KroneckerAttention
 from kronattn.nn.batch_norm_act import batch_norm_act, batch_norm_unsupported_reason
 from kronattn.nn.context_layer import ContextLayer
+from kronattn.nn.convolution import convolve
 from kronattn.nn.grid_attention import GridAttention
 from kronattn.nn.plain import is_plain
 from kronattn.nn.side_by_side import side_by_side
@@ -72,7 +73,7 @@ class ConvNormAct(nn.Module):
         self.act = nn.Identity() if act_layer is None else act_layer()
 
     def forward(self, x: Tensor, concat: Tensor | None = None) -> Tensor:
-        return batch_norm_act(self.conv(x), self.norm, self.act, concat)
+        return batch_norm_act(convolve(self.conv, x), self.norm, self.act, concat)
 
 
 class Bottleneck(nn.Module):

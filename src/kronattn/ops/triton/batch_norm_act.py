@@ -10,7 +10,6 @@ A tensor that is to be concatenated with the output is written into the same mem
 # mypy: allow-untyped-defs, allow-incomplete-defs
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kronattn.ops.triton.blocks import launch, sum_parts
-from kronattn.ops.triton.layout import empty_grid, on_device, row_distance
+from kronattn.ops.triton.layout import aligned, as_rows, empty_grid, on_device, row_distance
 from kronattn.ops.triton.operators import differentiable
 from kronattn.ops.triton.tuning import ceil_div, row_blocks
 
@@ -64,7 +63,8 @@ def load_channels(x, b_c, C):
 
 @triton.jit
 def moments_kernel(
-    x, parts, rows, stride, per_program, c_over, blocks, BR: tl.constexpr, BC: tl.constexpr, ALIGN: tl.constexpr
+    x, parts, rows, stride, per_program, c_over, blocks,
+    BR: tl.constexpr, BC: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Each program's mean and squared deviations of its rows: parts is (programs, 2, C).
 
@@ -75,7 +75,7 @@ def moments_kernel(
     b_start = tl.load(x + first * (stride * ALIGN) + b_c, mask=b_c < C, other=0.0).to(tl.float32)[None, :]
     b_sum = tl.zeros([BR, BC], tl.float32)
     b_squares = tl.zeros([BR, BC], tl.float32)
-    for r in tl.range(first, last, BR, num_stages=3):
+    for r in tl.range(first, last, BR, num_stages=STAGES):
         b_x = load_rows(x, r, last, b_c, stride, C, BR, ALIGN) - b_start
         b_x = tl.where((r + tl.arange(0, BR) < last)[:, None], b_x, 0.0)
         b_sum += b_x
@@ -169,6 +169,7 @@ def normed_gradient(
 def gradient_sums_kernel(
     x, d_y, parts, mean, inverse, weight, bias, rows, stride, dy_stride, per_program, lowest, highest,
     c_over, blocks, BR: tl.constexpr, BC: tl.constexpr, CLAMP: tl.constexpr, ALIGN: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Each program's sums of the norm's gradient and of that times the normed x: parts is (programs, 2, C)."""
     C = c_over * ALIGN
@@ -177,7 +178,7 @@ def gradient_sums_kernel(
     b_weight, b_bias = load_channels(weight, b_c, C), load_channels(bias, b_c, C)
     b_sum = tl.zeros([BR, BC], tl.float32)
     b_product = tl.zeros([BR, BC], tl.float32)
-    for r in tl.range(first, last, BR, num_stages=3):
+    for r in tl.range(first, last, BR, num_stages=STAGES):
         b_x, b_dz = normed_gradient(
             x, d_y, r, last, b_c, stride, dy_stride, b_mean, b_inverse, b_weight, b_bias, lowest, highest,
             C, BR, CLAMP, ALIGN,
@@ -212,25 +213,6 @@ def _rows(x: Tensor) -> int:
     return x.numel() // x.shape[1]
 
 
-def _as_rows(x: Tensor) -> Tensor:
-    """``x`` as rows of channels at an even distance: slices of channels-last maps are that already."""
-    distance = row_distance(x)
-    if distance is not None and _rows(x) * distance < 2**31:
-        return x
-    return x.contiguous(memory_format=torch.channels_last)
-
-
-def _aligned(*distances: int | None) -> tuple[int, ...]:
-    """The largest power of two, up to 16, that divides all numbers of channels and distances, and these divided by it.
-
-    Kernels multiply by it, so that the compiler knows how much they can load at once, for any number of channels.
-    """
-    known = [distance for distance in distances if distance is not None]
-    assert len(known) == len(distances)
-    align = math.gcd(16, *known)
-    return align, *(distance // align for distance in known)
-
-
 def _apply(
     x: Tensor, concat: Tensor | None, mean: Tensor, deviation: Tensor, weight: Tensor, bias: Tensor, eps: float,
     clamp: Clamp, *, is_variance: bool,
@@ -240,7 +222,7 @@ def _apply(
     rows = _rows(x)
     blocks = row_blocks(rows, channels, True)
     concat_blocks = ceil_div(more, blocks.channels)
-    align, over, more_over, *distances = _aligned(
+    align, over, more_over, *distances = aligned(
         channels, more, row_distance(x), row_distance(x if concat is None else concat), channels + more
     )
     lowest, highest, clamps = clamp
@@ -285,14 +267,14 @@ class _BatchNormAct(torch.autograd.Function):
         running_mean, running_var, batches, momentum, eps = statistics
         channels, rows = x.shape[1], _rows(x)
         blocks = row_blocks(rows, channels, False)
-        align, over, distance = _aligned(channels, row_distance(x))
+        align, over, distance = aligned(channels, row_distance(x))
         parts = torch.empty((blocks.programs, 2, channels), dtype=torch.float32, device=x.device)
         mean, inverse = (torch.empty((channels,), dtype=torch.float32, device=x.device) for _ in range(2))
         with on_device(x):
             launch(
                 moments_kernel, (blocks.programs * blocks.channel_blocks,),
                 (x, parts), (rows, distance, blocks.per_program, over, blocks.channel_blocks),
-                blocks.rows, blocks.channels, align,
+                blocks.rows, blocks.channels, align, blocks.stages,
                 num_warps=blocks.warps,
             )  # fmt: skip
             launch(
@@ -320,17 +302,17 @@ class _BatchNormAct(torch.autograd.Function):
 
             d_x, d_weight, d_bias = differentiable(call, (x, weight, bias), d_y)
             return d_x, d_concat, d_weight, d_bias, None, None
-        d_y, rows, (lowest, highest, clamps) = _as_rows(d_y), _rows(x), ctx.clamp
+        d_y, rows, (lowest, highest, clamps) = as_rows(d_y), _rows(x), ctx.clamp
         d_x = empty_grid(x.shape[0], channels, x.shape[2:], True, x.dtype, x.device)
         blocks = row_blocks(rows, channels, False)
-        align, over, *distances = _aligned(channels, row_distance(x), row_distance(d_y))
+        align, over, *distances = aligned(channels, row_distance(x), row_distance(d_y))
         parts = torch.empty((blocks.programs, 2 * channels), dtype=torch.float32, device=x.device)
         with on_device(x):
             launch(
                 gradient_sums_kernel, (blocks.programs * blocks.channel_blocks,),
                 (x, d_y, parts, mean, inverse, weight, bias),
                 (rows, *distances, blocks.per_program, lowest, highest, over, blocks.channel_blocks),
-                blocks.rows, blocks.channels, clamps, align,
+                blocks.rows, blocks.channels, clamps, align, blocks.stages,
                 num_warps=blocks.warps,
             )  # fmt: skip
             sums = sum_parts(parts, torch.float32, at_once=128)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 __all__ = [
     "Strides",
+    "aligned",
+    "as_rows",
     "dense_strides",
     "empty_grid",
     "empty_like_grid",
@@ -76,6 +78,25 @@ def row_distance(x: Tensor) -> int | None:
         distance = sample if batch > 1 else channels
     even = (height == 1 or row == distance * width) and (batch == 1 or sample == distance * width * height)
     return distance if even and distance >= channels else None
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """(N, C, h, w) as rows of channels at an even distance: slices of channels-last maps are that already."""
+    distance = row_distance(x)
+    if distance is not None and x.numel() // x.shape[1] * distance < 2**31:
+        return x
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def aligned(*distances: int | None) -> tuple[int, ...]:
+    """The largest power of two, up to 16, that divides all numbers of channels and distances, and these divided by it.
+
+    Kernels multiply by it, so that the compiler knows how much they can load at once, for any number of channels.
+    """
+    known = [distance for distance in distances if distance is not None]
+    assert len(known) == len(distances)
+    align = math.gcd(16, *known)
+    return align, *(distance // align for distance in known)
 
 
 def flat(x: Tensor) -> tuple[Tensor, Strides]:

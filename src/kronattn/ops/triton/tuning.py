@@ -13,10 +13,12 @@ import torch
 
 __all__ = [
     "AttendBlocks",
+    "ColumnBlocks",
     "PoolBlocks",
     "RowBlocks",
     "attend_blocks",
     "ceil_div",
+    "column_blocks",
     "dot_precision",
     "outer_blocks",
     "pool_blocks",
@@ -31,6 +33,8 @@ _ENOUGH_PROGRAMS = 528
 _MOST_KEYS = 128
 # Bytes of a tensor whose kernels take no longer than their launches.
 _SMALL = 2**20
+# Elements from which on programs that add up have enough tiles each to load some ahead.
+_LONG = 2**20
 
 
 def dot_precision(dtype: torch.dtype) -> str:
@@ -135,6 +139,7 @@ class RowBlocks(NamedTuple):
     programs: int
     per_program: int
     warps: int
+    stages: int
 
 
 @lru_cache(maxsize=1024)
@@ -145,12 +150,42 @@ def row_blocks(rows: int, channels: int, writes: bool) -> RowBlocks:
     else:
         # Lanes without a channel cost less than rows in many short pieces.
         block_channels = min((128, 64), key=lambda block: ceil_div(channels, block) * block)
-    block_rows = 8192 // block_channels
+    tile, stages = (8192, 3) if writes or rows * channels < _LONG else (4096, 4)
+    block_rows = tile // block_channels
     blocks = ceil_div(channels, block_channels)
     tiles = ceil_div(rows, block_rows)
-    programs = min(tiles, max(1, (8 * _FEWEST_PROGRAMS if writes else _ENOUGH_PROGRAMS) // blocks))
+    programs = min(tiles, max(1, (8 * _FEWEST_PROGRAMS if writes else _ENOUGH_PROGRAMS // 2) // blocks))
     per_program = ceil_div(tiles, programs) * block_rows
-    return RowBlocks(block_rows, block_channels, blocks, ceil_div(rows, per_program), per_program, 8)
+    return RowBlocks(block_rows, block_channels, blocks, ceil_div(rows, per_program), per_program, 8, stages)
+
+
+class ColumnBlocks(NamedTuple):
+    """Columns of maps at a time, channels at a time, ranges of rows to walk down, and programs for all these items."""
+
+    columns: int
+    channels: int
+    channel_blocks: int
+    splits: int
+    per_split: int
+    items: int
+    programs: int
+    warps: int
+
+
+@lru_cache(maxsize=1024)
+def column_blocks(columns: int, rows: int, channels: int) -> ColumnBlocks:
+    """The backward of depth-wise convolutions: two elements a thread, which holds nine weights and nine sums of each of
+    its channels. Rows are cut where programs would not fill the chip; elsewhere programs take several items, since each
+    leaves sums that have to be added up."""
+    warps, enough = 4, 2 * _ENOUGH_PROGRAMS
+    block_channels = max(8, min(32, power_of_two(channels)))
+    block_columns = 64 * warps // block_channels
+    column_count, channel_count = ceil_div(columns, block_columns), ceil_div(channels, block_channels)
+    per_split = ceil_div(rows, max(1, min(enough // (column_count * channel_count), rows // 8)))
+    splits = ceil_div(rows, per_split)
+    items = column_count * splits
+    programs = min(items, max(1, enough // channel_count))
+    return ColumnBlocks(block_columns, block_channels, channel_count, splits, per_split, items, programs, warps)
 
 
 def _ranges(programs: int, positions: int, block: int, enough: int) -> tuple[int, int]:
