@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 
 from kronattn.cli import main
 from kronattn.study import run
-from kronattn.training import mps
+from kronattn.training import comparison, mps
 from kronattn.training.comparison import plan, run_all
 from kronattn.training.mps import sharing_gpu
 from kronattn.training.recipe import Recipe
@@ -119,7 +120,7 @@ def test_it_ends_when_the_command_is_killed(program, tmp_path):
     calls = program()
     script = """
 import time, torch
-from kronattn.training import mps
+from kronattn.training import comparison, mps
 from kronattn.training.recipe import Recipe
 torch.cuda.is_available, mps._TRY = (lambda: True), ""
 with mps.sharing_gpu([Recipe()], 2):
@@ -145,6 +146,7 @@ def worker(tmp_path, monkeypatch):
     interpreter.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}"\n')
     interpreter.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(interpreter))
+    monkeypatch.setattr(comparison, "precompiling", lambda *recipes, jobs: nullcontext())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from kronattn.training.recipe import load_recipe
 
 
 def test_nothing_is_started_on_a_cpu(monkeypatch):
-    monkeypatch.setattr(precompile, "_start", lambda recipe: pytest.fail("started"))
+    monkeypatch.setattr(precompile, "_start", lambda recipe, count: pytest.fail("started"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with precompile.precompiling(load_recipe("digits", ["accelerator=cpu"])):
         pass
@@ -36,15 +36,30 @@ def test_what_was_compiled_is_not_compiled_again(monkeypatch, tmp_path):
     started = []
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(precompile.subprocess, "Popen", lambda command, **_: started.append(command[-1]))
-    monkeypatch.setattr(precompile, "_free_cores", lambda: 3)
     recipe = load_recipe("imagenette/kanet_kv")
-    precompile._start(recipe)
+    precompile._start(recipe, 3)
     assert len(started) == 3
     marker(started[0]).touch()
-    precompile._start(recipe)
+    precompile._start(recipe, 3)
     assert len(started) == 5
-    precompile._start(load_recipe("imagenette/kanet_kv", ["batch_size=64"]))
+    precompile._start(load_recipe("imagenette/kanet_kv", ["batch_size=64"]), 3)
     assert len(started) == 8
+
+
+def test_networks_share_the_cores_that_training_leaves(monkeypatch):
+    started = []
+    monkeypatch.setattr(precompile, "_start", lambda recipe, count: started.append((recipe.model.name, count)) or [])
+    monkeypatch.setattr(precompile, "_is_worth_it", lambda recipe, count: count > 0)
+    monkeypatch.setattr(precompile.os, "cpu_count", lambda: 16)
+    both = [load_recipe(f"imagenette/{name}") for name in ("kanet_kv", "mobilenetv2")]
+    with precompile.precompiling(both[0]):
+        assert started == [("kanet_kv", 6)]
+    started.clear()
+    with precompile.precompiling(*both, jobs=7):
+        assert started == [("kanet_kv", 4), ("mobilenetv2", 4)]
+    started.clear()
+    with precompile.precompiling(*both, jobs=14), precompile.precompiling(jobs=2):
+        assert started == []
 
 
 @pytest.mark.parametrize("name", ["kanet_kv", "mobilenetv2"])

@@ -19,6 +19,7 @@ from kronattn.training.errors import OneLineError
 from kronattn.training.folder import CONFIG, RESULT, read_result
 from kronattn.training.intervals import confidence_interval
 from kronattn.training.mps import sharing_gpu
+from kronattn.training.precompile import precompiling
 from kronattn.training.recipe import Recipe, load_recipe
 from kronattn.training.workers import run_in_processes
 
@@ -118,7 +119,12 @@ def run_all(
         else:
             on_result(one, result)
     processes = 1 if take_turns else min(jobs, len(missing))
-    with _decoded_together(missing, jobs) as decoded, sharing_gpu([one.recipe for one in missing], processes):
+    networks = {one.recipe.model.label: one.recipe for one in missing}
+    with (
+        _decoded_together(missing, jobs) as decoded,
+        precompiling(*networks.values(), jobs=min(jobs, len(missing))),
+        sharing_gpu([one.recipe for one in missing], processes),
+    ):
         run_in_processes(missing, jobs, done, decoded)
     found = [read_result(one.folder) for one in plans if one.name not in failures]
     return [result for result in found if result is not None], failures

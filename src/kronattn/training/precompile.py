@@ -32,11 +32,18 @@ _ROOM = 24 * 2**30
 
 
 @contextmanager
-def precompiling(recipe: Recipe) -> Iterator[None]:
-    """Have the kernels of the recipe's network compiled in the background, where its steps will run on a GPU."""
-    if recipe.cache is not None:
-        keep_compiled_code(Path(recipe.cache))
-    processes = _start(recipe) if _is_worth_it(recipe) else []
+def precompiling(*recipes: Recipe, jobs: int = 1) -> Iterator[None]:
+    """Have the kernels of the recipes' networks compiled in the background, where their steps will run on a GPU.
+
+    Args:
+        recipes: one for each network.
+        jobs: processes that will train meanwhile; the other cores compile.
+    """
+    for recipe in recipes:
+        if recipe.cache is not None:
+            keep_compiled_code(Path(recipe.cache))
+    share = min(_PROCESSES, _free_cores(jobs) // max(1, len(recipes)))
+    processes = [process for recipe in recipes if _is_worth_it(recipe, share) for process in _start(recipe, share)]
     try:
         yield
     finally:
@@ -45,23 +52,23 @@ def precompiling(recipe: Recipe) -> Iterator[None]:
             process.wait()
 
 
-def _is_worth_it(recipe: Recipe) -> bool:
+def _is_worth_it(recipe: Recipe, processes: int) -> bool:
     if recipe.accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
         return False
-    if not isinstance(recipe.data.images, ImageSettings) or recipe.precision != "bf16-mixed" or _free_cores() < 1:
+    if not isinstance(recipe.data.images, ImageSettings) or recipe.precision != "bf16-mixed" or processes < 1:
         return False
     if recipe.compile != "auto" or graphs_unsupported_reason(recipe) is not None:
         return False
     return torch.cuda.mem_get_info()[0] >= _ROOM
 
 
-def _free_cores() -> int:
-    return (os.cpu_count() or 1) - 2
+def _free_cores(jobs: int) -> int:
+    return (os.cpu_count() or 1) - 1 - jobs
 
 
-def _start(recipe: Recipe) -> list[subprocess.Popen[bytes]]:
+def _start(recipe: Recipe, count: int) -> list[subprocess.Popen[bytes]]:
+    """Start as many processes as there are to share the network, but for those that have nothing left to do."""
     images = recipe.data.images
-    count = min(_PROCESSES, _free_cores())
     processes = []
     for place in range(count):
         order = {
