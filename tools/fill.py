@@ -274,7 +274,14 @@ def int8() -> list[Table]:
 IMAGENETTE_EPOCH = 9469 // 128 * 128
 
 # The longer study first: where both have a data set, it is the one to go by.
-STUDIES = ("study", "study-short", "study-controls-short", "study-imagenette-short", "study-options-short")
+STUDIES = (
+    "study",
+    "study-short",
+    "study-controls-short",
+    "study-imagenette-short",
+    "study-options-short",
+    "study-gate-short",
+)
 
 
 def studies() -> list[str | Table]:

@@ -51,6 +51,8 @@ def test_the_norms_of_coefficients_do_not_decay():
 
 
 def test_by_name():
+    gated = kronattn.create_model("unet", widths=(4, 8)).bottom
+    assert (gated.attn.mode, gated.attn.gate) == ("kv", True)
     assert kronattn.create_model("unet", num_classes=4, widths=(4, 8))(torch.randn(1, 3, 9, 9)).shape == (1, 4, 9, 9)
     volumes = kronattn.create_model("unet3d", num_classes=4, widths=(4, 8))
     assert volumes(torch.randn(1, 1, 5, 6, 7)).shape == (1, 4, 5, 6, 7)

@@ -129,6 +129,9 @@ def test_words():
         advice(summarise_study(study(better))[0]) == "kao_kv is worth it: better than nothing and better than a mean."
     )
     regular = copy.deepcopy(SCORES) | {"attention": [x + 0.2 for x in SCORES["none"]]}
+    said = "global_mean, kao_kv and attention help; of these attention alone was shown to be better than a mean."
+    assert advice(summarise_study(study(regular))[0]) == said
+    regular["kao_kv"] = SCORES["none"]
     assert advice(summarise_study(study(regular))[0]).startswith("Regular attention is worth its price here")
     nothing = dict.fromkeys(SCORES, SCORES["none"])
     assert advice(summarise_study(study(nothing))[0]).startswith("No context layer was shown to help here")
