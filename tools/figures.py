@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from stored import decided
 
 from kronattn import axis_averages, record_coefficients
 from kronattn.distributions import draw_means, random_setting
 from kronattn.nn import DenseAttention, KroneckerAttention
 from kronattn.present import figure_bytes
+from kronattn.study.figures import draw_worth
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
 BLUE, ORANGE, GREY, YELLOW = "#2b6cb0", "#dd6b20", "#718096", "#d69e2e"
@@ -110,7 +112,12 @@ def means() -> Figure:
     return draw_means(random_setting(5, 7, seed=3))
 
 
-FIGURES = {"averages": averages, "matrices": matrices, "maps": maps, "means": means}
+def worth() -> Figure:
+    """What each context layer gains on each data set, and its price."""
+    return draw_worth(decided(), "global_mean", "none")
+
+
+FIGURES = {"averages": averages, "matrices": matrices, "maps": maps, "means": means, "worth": worth}
 
 
 def main() -> int:

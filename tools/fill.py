@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from goals import goal_tables
-from stored import RESULTS, ROOT, compared, read, row_of
+from stored import RESULTS, ROOT, STUDIES, compared, decided, read, row_of
 
 from kronattn.bench.operators import over_copy
 from kronattn.bench.shown import tables
@@ -273,16 +273,6 @@ def int8() -> list[Table]:
 # Whole batches of 128 of Imagenette's 9,469 training images.
 IMAGENETTE_EPOCH = 9469 // 128 * 128
 
-# The longer study first: where both have a data set, it is the one to go by.
-STUDIES = (
-    "study",
-    "study-short",
-    "study-controls-short",
-    "study-imagenette-short",
-    "study-options-short",
-    "study-gate-short",
-)
-
 
 def studies() -> list[str | Table]:
     """What the studies say of each data set: advice, findings and table; or that they were not done yet."""
@@ -309,13 +299,9 @@ def studies() -> list[str | Table]:
 
 def worth() -> list[str | Table]:
     """What each layer gains on each data set by the first study that decides it, and what follows from it."""
-    decided: dict[str, Mapping[str, Any]] = {}
-    for name in STUDIES:
-        for part in summarise_study(read(name)) if (RESULTS / f"{name}.json").exists() else []:
-            if part["runs"] and decided.get(part["name"], {"caveat": "none yet"})["caveat"]:
-                decided[part["name"]] = part
-    advised = "\n".join(f"- {part['title']}: {advice(part)}" for part in decided.values())
-    return [replace(overview_table(list(decided.values())), title=""), advised]
+    parts = [part for part, _ in decided()]
+    advised = "\n".join(f"- {part['title']}: {advice(part)}" for part in parts)
+    return [replace(overview_table(parts), title=""), advised]
 
 
 def where_time_goes() -> list[Table]:

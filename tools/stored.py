@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kronattn.measure import Comparison, Row, Way, read_comparison
+from kronattn.study.summary import summarise_study
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
+
+# The longer study first: where both have a data set, it is the one to go by.
+STUDIES = (
+    "study",
+    "study-short",
+    "study-controls-short",
+    "study-imagenette-short",
+    "study-options-short",
+    "study-gate-short",
+)
 
 
 def read(name: str) -> Any:
@@ -28,3 +40,13 @@ def row_of(found: Comparison, candidate: str, way: Way) -> Row:
     if row is None:
         raise SystemExit(f"results/ have no {candidate} on {way}")
     return row
+
+
+def decided() -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Each data set by the first study that decides it, with that study's costs."""
+    chosen: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
+    for found in [read(name) for name in STUDIES if (RESULTS / f"{name}.json").exists()]:
+        for part in summarise_study(found):
+            if part["runs"] and (part["name"] not in chosen or chosen[part["name"]][0]["caveat"]):
+                chosen[part["name"]] = part, found["costs"]
+    return list(chosen.values())

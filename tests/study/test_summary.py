@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from kronattn.study.figures import draw_costs, draw_gains
+from kronattn.study.figures import draw_costs, draw_gains, draw_worth
 from kronattn.study.page import study_page
 from kronattn.study.summary import summarise_study
 from kronattn.study.tables import overview_table, part_table, sweep_table
@@ -155,7 +155,7 @@ COSTS = {
         "cpu": {
             "name": "paper, 2 threads",
             "how": "one image",
-            "layers": {name: {"seconds": 0.01 * (at + 1)} for at, name in enumerate(SCORES)},
+            "layers": {name: {"seconds": 0.01 * (at + 1), "peak_bytes": 100 + at} for at, name in enumerate(SCORES)},
         }
     }
 }
@@ -171,6 +171,19 @@ def test_figures():
     assert draw_costs(summary, {}, "none") is None
     costs = draw_costs(summary, COSTS, "none")
     assert {text.get_text() for text in costs.legends[0].texts} == {"global_mean", "kao_kv"}
+
+
+def test_what_layers_are_worth():
+    (part,) = summarise_study(study())
+    figure = draw_worth([(part, COSTS), (part | {"title": "Backs"}, {})], "global_mean", "none")
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles[:3] == ["House fronts: over none", "House fronts: over global_mean", "House fronts: price"]
+    assert titles[3:] == [title.replace("House fronts", "Backs") for title in titles[:3]]
+    (line, memory), names = figure.axes[2].lines[:2], [entry["layer"] for entry in part["layers"]]
+    # The first layer is at the top, and stands for nothing: its price is one.
+    assert list(line.get_xdata()) == [len(names) - at for at in range(len(names))]
+    assert memory.get_xdata()[-1] == 1
+    assert [text.get_text() for text in figure.axes[2].get_yticklabels()] == names[::-1]
 
 
 def test_the_page():

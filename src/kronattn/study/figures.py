@@ -11,12 +11,14 @@ from kronattn.present.charts import tidy
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw_costs", "draw_gains"]
+__all__ = ["draw_costs", "draw_gains", "draw_worth"]
 
 # By what an interval says.
 _COLOURS = {"better": "#2f855a", "worse": "#c53030"}
 _UNSURE = "#4a5568"
 _MARKERS = "os^Dv<>PXp*"
+_DEVICES = {"cuda": "#2b6cb0", "cpu": "#dd6b20"}
+_KINDS = {"seconds": "o", "peak_bytes": "x"}
 
 
 def draw_gains(summary: Sequence[Mapping[str, Any]], references: Sequence[str]) -> Figure:
@@ -30,19 +32,68 @@ def draw_gains(summary: Sequence[Mapping[str, Any]], references: Sequence[str]) 
     columns = len(references) if len(references) < 4 else 2
     figure, axes = _panels(len(panels), columns, 4.2, 1.1 + 0.24 * tallest)
     for axis, (part, reference) in zip(axes, panels, strict=True):
-        names = [entry["layer"] for entry in part["layers"]]
-        axis.axvline(0, color="#a0aec0", linewidth=1)
-        for place, entry in enumerate(reversed(part["layers"])):
-            found = entry["differences"].get(reference)
-            if found is not None:
-                _draw_difference(axis, place, found)
-        axis.set_yticks(range(len(names)), list(reversed(names)), fontsize=7)
-        axis.set_ylim(-0.7, len(names) - 0.3)
-        axis.tick_params(axis="x", labelsize=7)
-        axis.set_title(f"{part['title']}: over {reference}", fontsize=8)
-        axis.set_xlabel(f"test {part['score_label']}, points", fontsize=7)
-        tidy(axis, "x")
+        _draw_part(axis, part, reference)
     return figure
+
+
+def draw_worth(decided: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], mean: str, nothing: str) -> Figure:
+    """For each data set a row of three: the gain over nothing, the gain over a mean, and the price of each layer.
+
+    Args:
+        decided: a data set's summary, whose first reference stands for nothing, and its study's costs.
+        mean: the layer that is a plain mean.
+        nothing: the layer whose time and memory are those of the network without any.
+    """
+    most = max((len(part["layers"]) for part, _ in decided), default=1)
+    figure, axes = _panels(3 * len(decided), 3, 3.9, 0.9 + 0.2 * most)
+    drawn: dict[str, Any] = {}
+    for at, (part, costs) in enumerate(decided):
+        for axis, reference in zip(axes[3 * at :], (part["references"][0], mean), strict=False):
+            _draw_part(axis, part, reference)
+        axis = axes[3 * at + 2]
+        for kind, measured in costs.get(part["name"], {}).items():
+            for figure_of, label in (("seconds", "time"), ("peak_bytes", "memory")):
+                points = _prices(part, measured["layers"], figure_of, nothing)
+                style = {"marker": _KINDS[figure_of], "color": _DEVICES.get(kind, _UNSURE), "linestyle": ""}
+                name = f"{label} of a forward pass, {measured['name']}"
+                (drawn[name],) = axis.plot(*zip(*points, strict=True), markersize=4.5, alpha=0.8, **style)
+        axis.axvline(1, color="#a0aec0", linewidth=1)
+        _name_layers(axis, part)
+        axis.set_title(f"{part['title']}: price", fontsize=8)
+        axis.set_xlabel(f"in that of {nothing}", fontsize=7)
+    figure.legend(drawn.values(), drawn, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    return figure
+
+
+def _prices(
+    part: Mapping[str, Any], layers: Mapping[str, Any], figure: str, nothing: str
+) -> Sequence[tuple[float, float]]:
+    """What a layer's network takes in that of the one without, and its place, the first layer at the top."""
+    names = [entry["layer"] for entry in reversed(part["layers"])]
+    base = layers[nothing][figure]
+    return [(layers[name][figure] / base, place) for place, name in enumerate(names) if name in layers]
+
+
+def _draw_part(axis: Any, part: Mapping[str, Any], reference: str) -> None:
+    """Every layer's difference to a reference."""
+    axis.axvline(0, color="#a0aec0", linewidth=1)
+    for place, entry in enumerate(reversed(part["layers"])):
+        found = entry["differences"].get(reference)
+        if found is not None:
+            _draw_difference(axis, place, found)
+    _name_layers(axis, part)
+    axis.set_title(f"{part['title']}: over {reference}", fontsize=8)
+    axis.set_xlabel(f"test {part['score_label']}, points", fontsize=7)
+
+
+def _name_layers(axis: Any, part: Mapping[str, Any]) -> None:
+    names = [entry["layer"] for entry in part["layers"]]
+    axis.set_yticks(range(len(names)), list(reversed(names)), fontsize=7)
+    axis.set_ylim(-0.7, len(names) - 0.3)
+    # More would run into each other where all of them have a sign and a fraction.
+    axis.locator_params(axis="x", nbins=6)
+    axis.tick_params(axis="x", labelsize=7)
+    tidy(axis, "x")
 
 
 def _panels(count: int, columns: int, width: float, height: float) -> tuple[Figure, Sequence[Any]]:
