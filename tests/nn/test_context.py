@@ -352,23 +352,6 @@ class TestEveryContext:
             (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
             torch.testing.assert_close(torch.from_numpy(y), model(x), rtol=1e-4, atol=1e-4)
 
-    def test_compiles_whole_without_recompiling(self, name):
-        torch._dynamo.reset()
-        layer = built(name)
-        # aot_eager of torch 2.15 runs a view in the gate's backward for strides that it does not have.
-        backend = "inductor" if name == "coordinate_gate" else "aot_eager"
-        compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend)
-        # PyTorch's max-pooling asks about odd and even sizes by itself.
-        limit = 4 if name == "attention_pool" else 1
-        with torch._dynamo.config.patch(recompile_limit=limit, fail_on_recompile_limit_hit=True):
-            for grid in [(7, 9), (5, 12), (16, 6)]:
-                x = torch.randn(2, 6, *grid, requires_grad=True)
-                same = x.detach().clone().requires_grad_()
-                compiled(x, residual=x).square().sum().backward()
-                # In training a layer's output does not depend on its running statistics, which both calls move.
-                layer(same, residual=same).square().sum().backward()
-                torch.testing.assert_close(x.grad, same.grad, rtol=1e-3, atol=1e-4)
-
     def test_state_goes_to_another(self, name):
         layer, other = built(name).eval(), build_context(name, 6).eval()
         other.load_state_dict(layer.state_dict())
@@ -529,3 +512,28 @@ def test_a_name_with_bad_options(name, options, error, message):
         build_context(name, 6, **options)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+# Compiling takes seconds: make test-slow has these three.
+_SELDOM = ("attention_pool", "coordinate_gate", "squeeze_axial")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in _SELDOM else name for name in list_contexts()]
+)
+def test_compiles_whole_without_recompiling(name):
+    torch._dynamo.reset()
+    layer = built(name)
+    # aot_eager of torch 2.15 runs a view in the gate's backward for strides that it does not have.
+    backend = "inductor" if name == "coordinate_gate" else "aot_eager"
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend)
+    # PyTorch's max-pooling asks about odd and even sizes by itself.
+    limit = 4 if name == "attention_pool" else 1
+    with torch._dynamo.config.patch(recompile_limit=limit, fail_on_recompile_limit_hit=True):
+        for grid in [(7, 9), (5, 12), (16, 6)]:
+            x = torch.randn(2, 6, *grid, requires_grad=True)
+            same = x.detach().clone().requires_grad_()
+            compiled(x, residual=x).square().sum().backward()
+            # In training a layer's output does not depend on its running statistics, which both calls move.
+            layer(same, residual=same).square().sum().backward()
+            torch.testing.assert_close(x.grad, same.grad, rtol=1e-3, atol=1e-4)

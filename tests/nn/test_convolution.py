@@ -81,16 +81,16 @@ def test_gradients(shape, stride):
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_rows_in_ranges_and_several_items(stride, monkeypatch):
-    """What large maps make of the work, on a small one: every cut of rows, and programs that take several items."""
+    """What large maps make of the work, on a small one: rows in ranges, and programs that take several items."""
     from kronattn.ops.triton import depthwise, tuning
 
-    x, weight = maps(5, 40, 13, 6), weights(40)
-    d_y = maps(5, 40, half(13, stride), half(6, stride), seed=1)
+    x, weight = maps(3, 40, 7, 6), weights(40)
+    d_y = maps(3, 40, half(7, stride), half(6, stride), seed=1)
     exact = exact_gradients(x, weight, d_y, stride)
-    for per_split in range(1, 8):
+    for per_split in (1, 3):
         splits = half(d_y.shape[2], per_split)
-        columns = half(5 * d_y.shape[3], 8)
-        cut = tuning.ColumnBlocks(8, 32, 2, splits, per_split, columns * splits, 3, 4)
+        columns = half(3 * d_y.shape[3], 8)
+        cut = tuning.ColumnBlocks(8, 32, 2, splits, per_split, columns * splits, 2, 4)
         monkeypatch.setattr(depthwise, "column_blocks", lambda *sizes, cut=cut: cut)
         for actual, expected in zip(depthwise_backward(x, weight, d_y, stride), exact, strict=True):
             assert relative_error(actual, expected) < TOLERANCE
@@ -114,7 +114,7 @@ def test_gradients_that_are_not_channels_last():
 
 
 def test_same_input_same_bits():
-    x, weight, d_y = maps(4, 40, 9, 7), weights(40), maps(4, 40, 9, 7, seed=1)
+    x, weight, d_y = maps(2, 40, 5, 7), weights(40), maps(2, 40, 5, 7, seed=1)
     first, second = (depthwise_backward(x, weight, d_y, 1) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
