@@ -34,7 +34,15 @@ def output_names(content: bytes) -> list[str]:
     return [output.name for output in onnx.load_from_string(content).graph.output]
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+SEGMENTERS = [name for name in list_models("segmentation") if name.startswith("deeplab")]
+
+
+def mostly_slow(names, *quick):
+    """Each takes seconds: make test has some of them, make test-slow the others."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", mostly_slow(VARIANTS, "kanet_kv", "kanet_qkv", "attnnet_pool"))
 def test_onnx_at_any_size(name):
     import onnx
 
@@ -130,7 +138,7 @@ class _Mean(nn.Module):
         return x.mean(dim=(2, 3)) + 1
 
 
-@pytest.mark.parametrize("name", [name for name in list_models("segmentation") if name.startswith("deeplab")])
+@pytest.mark.parametrize("name", mostly_slow(SEGMENTERS, "deeplabv2_kao_kv", "deeplabv2_kao_qkv"))
 def test_segmenters_at_any_size(name):
     table = (*FEW_ROWS, Row(True, 2, 16, 1, 2))
     torch.manual_seed(0)
