@@ -289,7 +289,7 @@ def studies() -> list[str | Table]:
         rules = "\n".join(f"- {rule}" for rule in found["study"]["rules"])
         measured = [part for part in summarise_study(found) if part["runs"]]
         shown += [f"## {found['study']['title']}", overview_table(measured), done]
-        shown += ["The rules, written before the runs:", rules]
+        shown += ["The rules, written before the runs where they do not say otherwise:", rules]
         for part in measured:
             sentences = "\n".join(f"- {sentence}" for sentence in findings(part))
             shown += [f"### {part['title']}", f"**{advice(part)}**", sentences]

@@ -105,7 +105,8 @@ def backward_kernel(
     x, d_y, weight, d_x, parts, columns, height, width, y_height, y_width, splits, per_split, x_distance, dy_distance,
     c_over, blocks, items, BL: tl.constexpr, BC: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """Of stride 1: the gradient is shifted the other way round, so its last row meets the first weights."""
+    """Of stride 1: the gradient is shifted the other way round, so its last row meets the first weights. The output's
+    height and width, which are the input's, are there for a launch like the other one's."""
     C = c_over * ALIGN
     distance = dy_distance * ALIGN
     b_c = tl.program_id(0) % blocks * BC + tl.arange(0, BC)
