@@ -18,6 +18,8 @@ from .conftest import STUDY
 
 
 def run_all(study, tmp_path, name="results.json", **options):
+    if options.pop("has_data", True):
+        (tmp_path / "data" / "sounds").mkdir(parents=True, exist_ok=True)
     records = Records(study, tmp_path / name, options.pop("others", ()))
     order = []
     missing = run_study(
@@ -41,6 +43,14 @@ def test_a_whole_study(study, tmp_path, fake_workers):
     (part,) = summarise_study(json.loads((tmp_path / "results.json").read_text()))
     gain = next(entry for entry in part["layers"] if entry["layer"] == "global_mean")["differences"]["none"]
     assert (gain["mean"], gain["pairs"]) == (pytest.approx(0.0995), 2)
+
+
+def test_data_that_is_not_there_is_said_once(study, tmp_path, fake_workers):
+    with pytest.raises(FileNotFoundError, match=r"there is no .*data.sounds for data\.sounds$"):
+        run_all(study, tmp_path, has_data=False)
+    assert not (tmp_path / "results.json").exists()
+    # To look at what is there takes no data.
+    assert run_all(study, tmp_path, has_data=False, minutes=0)[1] == []
 
 
 def test_it_goes_on_where_it_was(study, tmp_path, fake_workers):

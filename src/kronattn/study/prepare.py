@@ -39,11 +39,8 @@ def prepare_data(study: Study, data: Path, output: Path, *, track: Track = untra
                 f"has {list(other.prepared)}"
             )
     written = []
-    for path, part in wanted.items():
-        sources = sorted(data.glob(path))
-        if not sources:
-            raise FileNotFoundError(f"there is no {data / path} for data.{part.name}")
-        written += [_prepare(part, source, output / source.name, track) for source in sources]
+    for part in wanted.values():
+        written += [_prepare(part, source, output / source.name, track) for source in part.sources(data)]
     return written
 
 

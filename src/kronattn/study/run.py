@@ -173,6 +173,10 @@ def run_study(
         on_run(Progress(one.run, records.runs[one.run.key], done, len(runs)))
         queue.finish(one)
 
+    if minutes != 0:
+        # Else each run would fail by itself, and be in the tables.
+        for part in {run.part.name: run.part for run in missing}.values():
+            part.sources(data)
     for run in missing:
         # Of an attempt that failed, or that was stopped.
         shutil.rmtree(folder / run.key.replace("/", "-"), ignore_errors=True)

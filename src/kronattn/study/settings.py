@@ -79,6 +79,13 @@ class Part:
         """The seeds of a layer's runs that count."""
         return parse_seeds(str(self.seeds_of.get(layer, self.seeds)))
 
+    def sources(self, data: Path) -> list[Path]:
+        """Where its data lie below a folder; not to be there is an error. Data that a package holds lie nowhere."""
+        found = sorted(data.glob(self.path)) if self.path else []
+        if self.path and not found:
+            raise FileNotFoundError(f"there is no {data / self.path} for data.{self.name}")
+        return found
+
     @cached_property
     def base(self) -> Recipe:
         """The recipe before a layer, a seed, a fold and a learning rate are put into it."""
