@@ -45,7 +45,8 @@ SEGMENTER = "model.options={backbone: kanet_kv, backbone_options: {width: 0.25}}
 # What is added to a command so that it takes seconds.
 SHORTER: list[tuple[str, list[str]]] = [
     (r"--config digits", ["epochs=1"]),
-    (r"--config finetune", ["epochs=1", *SMALL_IMAGES, *SMALL_EVALUATION]),
+    (r"--config (finetune|photos)", ["epochs=1", *SMALL_IMAGES, *SMALL_EVALUATION]),
+    (r"--config study/facades_unet", ["epochs=1", "batch_size=2", "data.images.crop=32", "data.workers=0", *ON_A_CPU]),
     (r"--config imagenette/", ["epochs=1", "batch_size=4", NARROW, *SMALL_IMAGES, *SMALL_EVALUATION, *ON_A_CPU]),
     (r"--config study/esc50", ["epochs=1", "batch_size=2", "model.options={in_chans: 1, width: 0.25}", *ON_A_CPU]),
     (r"--config study/hippocampus", ["epochs=1", "batch_size=2", "model.options={widths: [4, 8]}", *ON_A_CPU]),

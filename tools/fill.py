@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from goals import goal_tables
-from stored import RESULTS, ROOT, STUDIES, compared, decided, read, row_of
+from stored import ROOT, compared, read, row_of
+from study_pages import answers, studies, worth
 
 from kronattn.bench.operators import over_copy
 from kronattn.bench.shown import tables
 from kronattn.measure import Comparison, Row, Way
 from kronattn.present import NOTHING, Cell, Column, Table, round_significant, tabulate, to_markdown
-from kronattn.study.summary import summarise_study
-from kronattn.study.tables import overview_table, part_table
-from kronattn.study.words import advice, findings
 from kronattn.tables.networks import from_json, network_tables
 from kronattn.tables.operators.table import printed
 
@@ -274,36 +272,6 @@ def int8() -> list[Table]:
 IMAGENETTE_EPOCH = 9469 // 128 * 128
 
 
-def studies() -> list[str | Table]:
-    """What the studies say of each data set: advice, findings and table; or that they were not done yet."""
-    shown: list[str | Table] = []
-    for name in STUDIES:
-        if not (RESULTS / f"{name}.json").exists():
-            continue
-        found = read(name)
-        devices = sorted({one["device"] for one in found["environments"] if one.get("device")})
-        hours = sum(run["seconds"] for run in found["runs"]) / 3600
-        done = f"{len(found['runs'])} runs, {hours:.1f} hours in all, many at once, on {', '.join(devices)}."
-        if (ROOT / "docs" / "figures" / f"{name}.svg").exists():
-            done += f"\n\n![What each layer gains, with 95% intervals](figures/{name}.svg)"
-        rules = "\n".join(f"- {rule}" for rule in found["study"]["rules"])
-        measured = [part for part in summarise_study(found) if part["runs"]]
-        shown += [f"## {found['study']['title']}", overview_table(measured), done]
-        shown += ["The rules, written before the runs where they do not say otherwise:", rules]
-        for part in measured:
-            sentences = "\n".join(f"- {sentence}" for sentence in findings(part))
-            shown += [f"### {part['title']}", f"**{advice(part)}**", sentences]
-            shown.append(replace(part_table(part, found["costs"]), title=""))
-    return shown or ["These studies have not been run yet: there is nothing to say."]
-
-
-def worth() -> list[str | Table]:
-    """What each layer gains on each data set by the first study that decides it, and what follows from it."""
-    parts = [part for part, _ in decided()]
-    advised = "\n".join(f"- {part['title']}: {advice(part)}" for part in parts)
-    return [replace(overview_table(parts), title=""), advised]
-
-
 def where_time_goes() -> list[Table]:
     """A whole run of kanet_kv on Imagenette, from the command to its weights: what took how long, before and now."""
     found = read("training-h200")
@@ -334,8 +302,6 @@ TABLES: dict[str, Mapping[str, Callable[[], Sequence[str | Table]]]] = {
     "README.md": {
         "headline": headline,
         "worth": worth,
-        "imagenette": trained("imagenette", "parameters", "MAdd", "images a second"),
-        "camvid": trained("camvid", "pixel accuracy", "images a second", "peak memory"),
     },
     "docs/concepts.md": {"mean-once": trained("mean-once-h200", "over the first")},
     "docs/tables.md": {"table2": command("operators-cpu"), "networks": counts},
@@ -356,7 +322,7 @@ TABLES: dict[str, Mapping[str, Callable[[], Sequence[str | Table]]]] = {
             images=("images", ","),
         ),
     },
-    "docs/when.md": {"study": studies},
+    "docs/when.md": {"answers": answers, "study": studies},
     "results/README.md": {"goals": goal_tables, "where-time-goes": where_time_goes},
     "docs/segmentation.md": {
         "camvid": trained("camvid", "over the first", "pixel accuracy", "MAdd", "peak memory", "images a second"),

@@ -7,7 +7,7 @@ import pytest
 from kronattn.study.figures import draw_costs, draw_gains, draw_worth
 from kronattn.study.page import study_page
 from kronattn.study.summary import summarise_study
-from kronattn.study.tables import overview_table, part_table, sweep_table
+from kronattn.study.tables import cost_table, overview_table, part_table, sweep_table
 from kronattn.study.words import advice, findings
 
 SCORES = {
@@ -108,8 +108,24 @@ def test_all_data_sets_in_one_table():
     (part,) = summarise_study(study())
     rows = overview_table([part, {**part, "layers": part["layers"][:2]}]).groups[0].rows
     assert [row[0].text for row in rows] == [entry["layer"] for entry in part["layers"] if entry["layer"] != "none"]
-    assert rows[0][1].text == part_table(part).groups[0].rows[1][3].text
+    assert rows[0][1].text == part_table(part).groups[0].rows[1][3].text.split(" (")[0]
     assert [cell.text == "–" for cell in rows[-1][1:]] == [False, True]
+
+
+def test_what_layers_cost():
+    (part,) = summarise_study(study())
+    # The lowest learning rate and the count of study(), the times of COSTS.
+    table = cost_table(part, COSTS)
+    assert [cell.text for cell in table.rows[1]] == ["global_mean", "0.1", "0.0m", "20"]
+    assert table.notes[0] == "paper, 2 threads: one image."
+    assert [column.title for column in cost_table(part, {}).columns] == ["Layer", "Learning rate", "MAdd"]
+
+
+def test_an_interval_stays_in_one_piece():
+    (part,) = summarise_study(study())
+    gain, interval = part_table(part).rows[1][3].text.split(" ")
+    assert gain == "+10.10‡"
+    assert interval.replace("\N{NO-BREAK SPACE}", " ").startswith("(+9.8")
 
 
 def test_missing_runs_are_said():
@@ -129,7 +145,7 @@ def test_words():
         advice(summarise_study(study(better))[0]) == "kao_kv is worth it: better than nothing and better than a mean."
     )
     regular = copy.deepcopy(SCORES) | {"attention": [x + 0.2 for x in SCORES["none"]]}
-    said = "global_mean, kao_kv and attention help; of these attention alone was shown to be better than a mean."
+    said = "global_mean, kao_kv and attention help. Only attention was shown to be better than a mean."
     assert advice(summarise_study(study(regular))[0]) == said
     regular["kao_kv"] = SCORES["none"]
     assert advice(summarise_study(study(regular))[0]).startswith("Regular attention is worth its price here")
@@ -165,9 +181,12 @@ def test_figures():
     summary = summarise_study(study())
     gains = draw_gains(summary, ["none", "global_mean"])
     assert [axis.get_title() for axis in gains.axes] == [
-        "House fronts: over none",
-        "House fronts: over global_mean",
+        "House fronts\nover none",
+        "House fronts\nover global_mean",
     ]
+    assert [text.get_text() for text in gains.legends[0].texts] == [
+        "better", "maybe better", "no difference shown", "worse", "maybe worse",
+    ]  # fmt: skip
     assert draw_costs(summary, {}, "none") is None
     costs = draw_costs(summary, COSTS, "none")
     assert {text.get_text() for text in costs.legends[0].texts} == {"global_mean", "kao_kv"}
@@ -177,13 +196,13 @@ def test_what_layers_are_worth():
     (part,) = summarise_study(study())
     figure = draw_worth([(part, COSTS), (part | {"title": "Backs"}, {})], "global_mean", "none")
     titles = [axis.get_title() for axis in figure.axes]
-    assert titles[:3] == ["House fronts: over none", "House fronts: over global_mean", "House fronts: price"]
+    assert titles[:3] == ["House fronts\nover none", "House fronts\nover global_mean", "House fronts\nprice"]
     assert titles[3:] == [title.replace("House fronts", "Backs") for title in titles[:3]]
     (line, memory), names = figure.axes[2].lines[:2], [entry["layer"] for entry in part["layers"]]
     # The first layer is at the top, and stands for nothing: its price is one.
     assert list(line.get_xdata()) == [len(names) - at for at in range(len(names))]
     assert memory.get_xdata()[-1] == 1
-    assert [text.get_text() for text in figure.axes[2].get_yticklabels()] == names[::-1]
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == names[::-1]
 
 
 def test_the_page():

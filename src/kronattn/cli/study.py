@@ -52,7 +52,7 @@ def study(
     from kronattn.study.run import Progress, run_study
     from kronattn.study.settings import load_study
     from kronattn.study.summary import summarise_study
-    from kronattn.study.tables import part_table
+    from kronattn.study.tables import cost_table, part_table
 
     whole = load_study(file)
     chosen = whole.chosen(listed(only))
@@ -100,12 +100,12 @@ def study(
     found = records.as_dict()
     write_atomically(shown, study_page(found))
     summary = summarise_study(found)
+    measured = [part for part in summary if part["runs"]]
     if figure is not None:
-        measured = [part for part in summary if part["runs"]]
         write_figure(figure, draw_gains(measured, whole.references))
     if json:
         print_json({"summary": summary, "missing": missing, "output": str(target), "page": str(shown)})
         return
-    show_tables(part_table(part, found["costs"]) for part in summary if part["runs"])
+    show_tables(table for part in measured for table in (part_table(part), cost_table(part, found["costs"])))
     rest = f", {missing} runs are still to be done: the same command goes on" if missing else ""
     say(f"Results: {target}, page: {shown}{rest}")

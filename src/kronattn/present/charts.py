@@ -44,7 +44,7 @@ _MARKERS = {
 
 @dataclass
 class Series:
-    """One candidate: points that a line joins, points of their own (hollow), and printed values (crosses)."""
+    """One candidate: points that a line joins, points of their own (hollow), and the paper's values (crosses)."""
 
     name: str
     label: str
@@ -62,8 +62,10 @@ class Panel:
     series: Sequence[Series]
 
 
-def draw_panels(panels: Sequence[Panel], *, xlabel: str, ticks: Mapping[float, str], width: float) -> Figure:
-    """Draw charts side by side, on logarithmic scales, with one legend below.
+def draw_panels(
+    panels: Sequence[Panel], *, xlabel: str, ticks: Mapping[float, str], width: float, others: str = "other grids"
+) -> Figure:
+    """Draw charts side by side, on logarithmic scales, with one legend below, which calls the hollow points ``others``.
 
     Example:
         >>> one = Series("kao_kv", "KAO_KV", [(1, 1), (2, 2)])
@@ -89,10 +91,10 @@ def draw_panels(panels: Sequence[Panel], *, xlabel: str, ticks: Mapping[float, s
     handles, labels = axis.get_legend_handles_labels()
     if any(series.printed for series in everything):
         handles.append(axis.plot([], [], "x", color="#4a5568", alpha=0.6, markersize=6)[0])
-        labels.append("as printed")
+        labels.append("the paper's values")
     if any(series.others for series in everything):
         handles.append(axis.plot([], [], "o", color="#4a5568", markersize=7, markerfacecolor="none")[0])
-        labels.append("other grids")
+        labels.append(others)
     figure.legend(handles, labels, loc="outside lower center", ncols=max(1, len(labels)), frameon=False)
     return figure
 

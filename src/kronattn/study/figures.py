@@ -30,9 +30,10 @@ def draw_gains(summary: Sequence[Mapping[str, Any]], references: Sequence[str]) 
     panels = [(part, reference) for part in summary for reference in references]
     # More than three beside each other are too small to read on a page.
     columns = len(references) if len(references) < 4 else 2
-    figure, axes = _panels(len(panels), columns, 4.2, 1.1 + 0.24 * tallest)
-    for axis, (part, reference) in zip(axes, panels, strict=True):
-        _draw_part(axis, part, reference)
+    figure, axes = _panels(len(panels), columns, 9.0 / max(2, columns), 1.0 + 0.22 * tallest)
+    for at, (axis, (part, reference)) in enumerate(zip(axes, panels, strict=True)):
+        _draw_part(axis, part, reference, named=at % columns == 0)
+    _add_legend(figure, _verdicts())
     return figure
 
 
@@ -45,12 +46,12 @@ def draw_worth(decided: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], m
         nothing: the layer whose time and memory are those of the network without any.
     """
     most = max((len(part["layers"]) for part, _ in decided), default=1)
-    figure, axes = _panels(3 * len(decided), 3, 3.9, 0.9 + 0.2 * most)
+    figure, axes = _panels(3 * len(decided), 3, 3.0, 1.0 + 0.2 * most)
     drawn: dict[str, Any] = {}
     for at, (part, costs) in enumerate(decided):
-        for axis, reference in zip(axes[3 * at :], (part["references"][0], mean), strict=False):
-            _draw_part(axis, part, reference)
-        axis = axes[3 * at + 2]
+        first, second, axis = axes[3 * at : 3 * at + 3]
+        _draw_part(first, part, part["references"][0])
+        _draw_part(second, part, mean, named=False)
         for kind, measured in costs.get(part["name"], {}).items():
             for figure_of, label in (("seconds", "time"), ("peak_bytes", "memory")):
                 points = _prices(part, measured["layers"], figure_of, nothing)
@@ -58,10 +59,8 @@ def draw_worth(decided: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], m
                 name = f"{label} of a forward pass, {measured['name']}"
                 (drawn[name],) = axis.plot(*zip(*points, strict=True), markersize=4.5, alpha=0.8, **style)
         axis.axvline(1, color="#a0aec0", linewidth=1)
-        _name_layers(axis, part)
-        axis.set_title(f"{part['title']}: price", fontsize=8)
-        axis.set_xlabel(f"in that of {nothing}", fontsize=7)
-    figure.legend(drawn.values(), drawn, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+        _lay_out(axis, part, "price", f"network's, divided by that with {nothing}", named=False)
+    _add_legend(figure, _verdicts() | drawn, columns=3)
     return figure
 
 
@@ -74,25 +73,29 @@ def _prices(
     return [(layers[name][figure] / base, place) for place, name in enumerate(names) if name in layers]
 
 
-def _draw_part(axis: Any, part: Mapping[str, Any], reference: str) -> None:
+def _draw_part(axis: Any, part: Mapping[str, Any], reference: str, *, named: bool = True) -> None:
     """Every layer's difference to a reference."""
     axis.axvline(0, color="#a0aec0", linewidth=1)
     for place, entry in enumerate(reversed(part["layers"])):
         found = entry["differences"].get(reference)
         if found is not None:
-            _draw_difference(axis, place, found)
-    _name_layers(axis, part)
-    axis.set_title(f"{part['title']}: over {reference}", fontsize=8)
-    axis.set_xlabel(f"test {part['score_label']}, points", fontsize=7)
+            mean, spread = _points(found)
+            axis.errorbar(mean, place, xerr=spread, **_style(found["verdict"]))
+    _lay_out(axis, part, f"over {reference}", f"test {part['score_label']}, points", named=named)
 
 
-def _name_layers(axis: Any, part: Mapping[str, Any]) -> None:
+def _lay_out(axis: Any, part: Mapping[str, Any], what: str, label: str, *, named: bool) -> None:
+    """Titles, and a line for each layer; its name where the panel is the first of its row."""
     names = [entry["layer"] for entry in part["layers"]]
-    axis.set_yticks(range(len(names)), list(reversed(names)), fontsize=7)
+    axis.set_yticks(range(len(names)), list(reversed(names)), fontsize=9)
+    axis.tick_params(axis="y", labelleft=named)
     axis.set_ylim(-0.7, len(names) - 0.3)
+    # Below the data set's name, which is too long to stand beside it.
+    axis.set_title(f"{part['title']}\n{what}", fontsize=9)
+    axis.set_xlabel(label, fontsize=9)
     # More would run into each other where all of them have a sign and a fraction.
-    axis.locator_params(axis="x", nbins=6)
-    axis.tick_params(axis="x", labelsize=7)
+    axis.locator_params(axis="x", nbins=5)
+    axis.tick_params(axis="x", labelsize=9)
     tidy(axis, "x")
 
 
@@ -106,12 +109,30 @@ def _panels(count: int, columns: int, width: float, height: float) -> tuple[Figu
     return figure, axes[:count]
 
 
-def _draw_difference(axis: Any, place: int, found: Mapping[str, Any]) -> None:
-    word = found["verdict"].removeprefix("maybe ")
-    colour = _COLOURS.get(word, _UNSURE)
-    mean, spread = _points(found)
-    filled = colour if found["verdict"] in _COLOURS else "white"
-    axis.errorbar(mean, place, xerr=spread, fmt="o", color=colour, markerfacecolor=filled, capsize=3, markersize=5)
+def _style(verdict: str) -> dict[str, Any]:
+    """How a difference is drawn, by what its interval says."""
+    colour = _COLOURS.get(verdict.removeprefix("maybe "), _UNSURE)
+    filled = colour if verdict in _COLOURS else "white"
+    return {"fmt": "o", "color": colour, "markerfacecolor": filled, "capsize": 3, "markersize": 5}
+
+
+def _verdicts() -> dict[str, Any]:
+    """What the marks mean, for a legend."""
+    from matplotlib.lines import Line2D
+
+    verdicts = ("better", "maybe better", "no difference shown", "worse", "maybe worse")
+    drawn = {}
+    for verdict in verdicts:
+        style = _style(verdict)
+        drawn[verdict] = Line2D(
+            [], [], marker=style["fmt"], color=style["color"], markerfacecolor=style["markerfacecolor"]
+        )
+    return drawn
+
+
+def _add_legend(figure: Figure, drawn: Mapping[str, Any], columns: int = 5) -> None:
+    """Below everything: names beside the points would lie on top of each other."""
+    figure.legend(drawn.values(), drawn, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
 
 
 def _points(found: Mapping[str, Any]) -> tuple[float, Any]:
@@ -148,6 +169,5 @@ def draw_costs(summary: Sequence[Mapping[str, Any]], costs: Mapping[str, Any], r
         axis.set_ylabel(f"gain over {reference}, points", fontsize=7)
         axis.tick_params(labelsize=7)
         tidy(axis)
-    # Names beside the points would lie on top of each other.
-    figure.legend(drawn.values(), drawn, loc="outside lower center", ncols=6, fontsize=7, frameon=False)
+    _add_legend(figure, drawn, columns=6)
     return figure

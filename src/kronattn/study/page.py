@@ -9,7 +9,7 @@ from typing import Any
 from kronattn.present import embedded_figure, html_page, to_html
 from kronattn.study.figures import draw_costs, draw_gains
 from kronattn.study.summary import summarise_study
-from kronattn.study.tables import overview_table, part_table, sweep_table
+from kronattn.study.tables import cost_table, overview_table, part_table, sweep_table
 from kronattn.study.words import advice, findings
 
 __all__ = ["study_page"]
@@ -31,7 +31,7 @@ def study_page(found: Mapping[str, Any]) -> str:
     for part in summary:
         parts += [f"<h2>{escape(part['title'])}</h2>", f"<p><strong>{escape(advice(part))}</strong></p>"]
         parts += [f"<p>{escape(sentence)}</p>" for sentence in findings(part)]
-        parts.append(to_html(part_table(part, found["costs"])))
+        parts += [to_html(part_table(part)), to_html(cost_table(part, found["costs"]))]
         if (sweep := sweep_table(part)) is not None:
             parts.append(to_html(sweep))
     return html_page(study["title"], [f"<h1>{escape(study['title'])}</h1>"], parts)

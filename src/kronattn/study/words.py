@@ -69,7 +69,7 @@ def advice(part: Mapping[str, Any]) -> str:
         return f"{_listed(kao)} {_is(kao)} worth it: better than nothing and better than a mean."
     if over_mean and any(name.startswith("kao") for name in helps):
         was = "was" if len(over_mean) == 1 else "were"
-        return f"{_listed(helps)} help; of these {_listed(over_mean)} alone {was} shown to be better than a mean."
+        return f"{_listed(helps)} help. Only {_listed(over_mean)} {was} shown to be better than a mean."
     if over_mean == [_REGULAR]:
         return "Regular attention is worth its price here; Kronecker attention was not shown to be better than a mean."
     if over_mean:

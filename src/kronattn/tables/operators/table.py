@@ -190,7 +190,7 @@ def _in_paper(row: Row) -> bool:
 def draw_operators(found: Comparison) -> object:
     """Draw time, memory and multiply-adds against the number of positions, on logarithmic scales.
 
-    Lines join the square grids; points of their own are grids of other shapes; crosses are the printed values.
+    Lines join the square grids; points of their own are grids of other shapes; crosses are the paper's values.
 
     Example:
         >>> measured = measure_operators([Case((4, 4)), Case((6, 6))], seconds=0.01)
@@ -213,12 +213,15 @@ def draw_operators(found: Comparison) -> object:
             printed=[(case.positions, _number(printed(row, figure))) for case, row in rows if printed(row, figure)],
         )
 
-    sizes = sorted({case.grid[0] for row in found.measured if (case := Case.of(row.case)).is_square})
+    cases = [Case.of(row.case) for row in found.measured]
+    sizes = sorted({case.grid[0] for case in cases if case.is_square})
+    others = dict.fromkeys("×".join(map(str, case.grid)) for case in cases if not case.is_square)
     return draw_panels(
         [Panel(title, unit, [series(name, value, key) for name in with_map()]) for title, unit, value, key in panels],
         xlabel="positions",
         ticks={size**2: f"{size}²" for size in sizes},
         width=13,
+        others=f"other grids ({', '.join(others)})",
     )
 
 

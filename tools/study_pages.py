@@ -1,0 +1,113 @@
+"""What the studies in results/ say, for the README and for the guide's page "When does it help?"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stored import RESULTS, ROOT, STUDIES, decided, read
+
+from kronattn.present import Cell, Column, Table, tabulate, to_markdown
+from kronattn.study.summary import summarise_study
+from kronattn.study.tables import cost_table, overview_table, part_table
+from kronattn.study.words import advice, findings
+
+MEAN = "global_mean"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A layer that helps on a data set, or none that does."""
+
+    part: Mapping[str, Any]
+    entry: Mapping[str, Any] | None
+    costs: Mapping[str, Any]
+    first: bool
+
+    def gain(self, over: str) -> Cell | None:
+        if self.entry is None:
+            return None
+        at = 3 + self.part["references"].index(over)
+        row = next(row for row in part_table(self.part).rows if row[0].text == self.entry["layer"])
+        return row[at]
+
+    def price(self, device: str) -> str | None:
+        """The network's time over that without the layer."""
+        layers = self.costs.get(self.part["name"], {}).get(device, {}).get("layers", {})
+        without = layers.get(self.part["references"][0]) or layers.get("none")
+        if self.entry is None or without is None or self.entry["layer"] not in layers:
+            return None
+        return f"{layers[self.entry['layer']]['seconds'] / without['seconds']:.2f}"
+
+
+def answers() -> list[Table]:
+    """For each data set the layers that help, shown ones first: what each gains and costs."""
+    parts = decided()
+    devices = {kind: measured["name"] for _, costs in parts for one in costs.values() for kind, measured in one.items()}
+    columns = {
+        "Data and network": lambda answer: answer.part["title"] if answer.first else "",
+        Column("What helps", numeric=False): lambda answer: f"`{answer.entry['layer']}`" if answer.entry else "nothing",
+        "Gain over nothing, points": lambda answer: answer.gain(answer.part["references"][0]),
+        "Gain over a mean": lambda answer: answer.gain(MEAN),
+        **{f"Time, {name}": lambda answer, kind=kind: answer.price(kind) for kind, name in sorted(devices.items())},
+    }
+    note = (
+        "Nothing: no layer; in KANet, its module with a layer that adds zero (`identity`). In brackets: 95% intervals. "
+        "‡: shown. †: maybe. Time: a forward pass of the network, divided by that of the network with nothing there."
+    )
+    rows = [answer for part, costs in parts for answer in answers_of(part, costs)]
+    return [tabulate("", columns, rows, notes=[note])]
+
+
+def answers_of(part: Mapping[str, Any], costs: Mapping[str, Any]) -> Iterator[Answer]:
+    """Of one data set."""
+    nothing = part["references"][0]
+
+    def verdict(entry: Mapping[str, Any]) -> str:
+        return entry["differences"].get(nothing, {}).get("verdict", "")
+
+    # "none" has no skip connection in KANet: what it is behind by says nothing of a context layer.
+    helping = [x for x in part["layers"] if verdict(x).endswith("better") and x["layer"] not in ("none", "identity")]
+    helping.sort(key=lambda x: (verdict(x).startswith("maybe"), -x["differences"][nothing]["mean"]))
+    for at, entry in enumerate(helping or [None]):
+        yield Answer(part, entry, costs, first=at == 0)
+
+
+def worth() -> list[Table]:
+    """What each layer gains on each data set by the first study that decides it."""
+    return [replace(overview_table([part for part, _ in decided()]), title="")]
+
+
+def studies() -> list[str | Table]:
+    """Each study: one table of all its data sets; its rules, and what was found on each data set, to be opened."""
+    shown: list[str | Table] = []
+    for name in STUDIES:
+        if not (RESULTS / f"{name}.json").exists():
+            continue
+        found = read(name)
+        measured = [part for part in summarise_study(found) if part["runs"]]
+        rules = "\n".join(f"- {rule}" for rule in found["study"]["rules"])
+        shown += [f"## {found['study']['title']}", replace(overview_table(measured), title=""), done(found)]
+        shown.append(folded("The rules, written before the runs where they do not say otherwise", rules))
+        figure = ROOT / "docs" / "figures" / f"{name}.svg"
+        if figure.exists():
+            shown.append(folded("Figure", f"![What each layer gains, with 95% intervals](figures/{figure.name})"))
+        for part in measured:
+            sentences = "\n".join(f"- {sentence}" for sentence in findings(part))
+            tables = [part_table(part), cost_table(part, found["costs"])]
+            written = [to_markdown(replace(table, title="")) for table in tables]
+            shown.append(folded(part["title"], "\n\n".join([f"**{advice(part)}**", sentences, *written])))
+    return shown
+
+
+def done(found: Mapping[str, Any]) -> str:
+    """How many runs, and on what."""
+    devices = sorted({one["device"] for one in found["environments"] if one.get("device")})
+    hours = sum(run["seconds"] for run in found["runs"]) / 3600
+    return f"{len(found['runs'])} runs, {hours:.1f} hours in all, several at once, on {', '.join(devices)}."
+
+
+def folded(title: str, content: str) -> str:
+    """What readers open who want to know, in the guide and on the web page of a repository."""
+    return f'<details markdown="1">\n<summary>{title}</summary>\n\n{content}\n\n</details>'
