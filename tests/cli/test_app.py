@@ -21,6 +21,15 @@ def test_without_a_sub_command_it_prints_help(arguments, capsys):
     assert "error" not in captured.err
 
 
+def test_ctrl_c_is_one_line(capsys, monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kronattn.study.settings.load_study", interrupted)
+    assert main(["study", "context", "--data", "."]) == 130
+    assert capsys.readouterr().err == "kronattn: error: interrupted\n"
+
+
 @pytest.mark.parametrize("arguments", [["tabels"], ["tables", "operatrs"], ["theorem", "--hieght", "3"]])
 def test_misspelt(arguments, capsys):
     assert main(arguments) == 2

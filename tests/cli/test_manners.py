@@ -15,7 +15,18 @@ from kronattn.models.registry import packaged_names
 from tests.trained import photo, weights_file
 
 COMMANDS = [
-    *(["train"], ["evaluate"], ["compare"], ["predict"], ["explain"], ["export"], ["demo"], ["report"], ["theorem"]),
+    *(
+        ["train"],
+        ["evaluate"],
+        ["compare"],
+        ["study"],
+        ["predict"],
+        ["explain"],
+        ["export"],
+        ["demo"],
+        ["report"],
+        ["theorem"],
+    ),
     *(["tables", "operators"], ["tables", "networks"], ["tables", "segmentation"]),
     *(["bench", "operators"], ["bench", "networks"], ["bench", "heads"], ["bench", "loader"], ["bench", "export"]),
     *(["bench", "insert"], ["bench", "training"], ["bench", "show"]),
@@ -129,6 +140,14 @@ def test_list_weights(capsys):
         (["export", "-w", "kanet_kv", "-o", "."], "is a folder; give the path of a file"),
         (["list", "modles"], "No such command 'modles'"),
         (["list", "models", "--task", "driving"], "task must be classification, segmentation, volumes, not 'driving'"),
+        (["bench", "export", "--models", ","], "--models must name one at least, with commas between, not ','"),
+        (["compare", "--config", "digits", "--models", ","], "--models must name one at least, with commas between"),
+        (["compare", "--config", "digits", "--models", "kanet_kv", "--seeds", "0-"], "seeds are numbers and ranges"),
+        (["compare", "--config", "digits", "--models", "kanet_kv", "devices=2"], "not devices 2 and nodes 1"),
+        (
+            ["compare", "--config", "imagenette/kanet_kv", "--models", "kanet_kv", "--data", "/nowhere"],
+            "there is no folder or .tar archive '/nowhere'",
+        ),
         (["bench", "operators", "--device", "tpu"], "device must be auto, cpu, cuda or mps"),
     ],
 )
@@ -171,3 +190,13 @@ def test_quiet_shows_no_bar(capsys, monkeypatch):
     assert "Counting" in capsys.readouterr().err
     assert main(["tables", "networks", "--json", "--quiet"]) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", ["table 2", "operators", "networks", "heads", "latency", "insert"])
+def test_a_file_without_what_its_table_is_made_of(kind, tmp_path, capsys):
+    found = {"kind": kind, "base": "copy", "settings": {}, "environment": {}, "command": ""}
+    rows = [{"candidate": "with", "case": {"example": "z"}}]
+    path = tmp_path / "cut.json"
+    path.write_text(json.dumps({"schema": "kronattn.comparison/1", **found, "rows": rows}))
+    assert main(["bench", "show", str(path)]) == 2
+    assert f"{path} is not whole: " in capsys.readouterr().err

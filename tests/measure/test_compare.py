@@ -144,6 +144,10 @@ class TestFiles:
             ({"environment": {"device": "b"}}, "b.json was measured with device b, .*a.json with a: not comparable"),
             ({"kind": "heads"}, "b.json is a comparison of heads over base, .*a.json one of example over base"),
             ({"rows": [{"case": {}}]}, "b.json is not whole"),
+            ({"rows": [{"candidate": "a", "case": None}]}, "b.json is not whole: a row's case is None"),
+            ({"rows": ["a"]}, "b.json is not whole"),
+            ({"settings": None}, "b.json is not whole: settings is None"),
+            ({"kind": []}, r"b.json is not whole: kind is \[\]"),
         ],
     )
     def test_what_does_not_fit_is_one_line(self, tmp_path, changes, message):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from kronattn.data.images import BadImage
 from kronattn.data.segmentation import load_segmentation
 from kronattn.study.prepare import prepare_data
 
@@ -63,6 +64,31 @@ def test_volumes_have_fewer_steps(fronts, tmp_path):
     low, high = np.percentile(values, (0.5, 99.5))
     steps = np.asarray(small.dataobj) * (high - low) / 255 + low
     assert np.abs(steps - values.clip(low, high)).max() <= 0.51 * (high - low) / 255
+
+
+def test_masks_beside_pictures_as_segnet_has_them(study, tmp_path):
+    for split in ("train", "trainannot"):
+        (tmp_path / "camvid" / split).mkdir(parents=True)
+        pixels = np.full((20, 30), 11 if split.endswith("annot") else 200, np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "camvid" / split / "a.png")
+    study = replace(study, parts=[replace(study.parts[0], path="camvid", prepared=[10, 12])])
+    (path,) = prepare_data(study, tmp_path, tmp_path / "small")
+    image, mask = load_segmentation("camvid", path, "train").pair(0)
+    assert (image.size, mask.shape, np.unique(mask).tolist()) == ((12, 10), (10, 12), [11])
+
+
+@pytest.mark.parametrize("broken", ["NaN", "is not a NIfTI file, or a broken one"])
+def test_volumes_that_cannot_be_used_are_refused(study, tmp_path, broken):
+    nibabel = pytest.importorskip("nibabel")
+    values = np.zeros((6, 7, 8), np.float32)
+    values[0, 0, 0] = np.nan if broken == "NaN" else 1
+    content = gzip.compress(nibabel.Nifti1Image(values, np.eye(4)).to_bytes())
+    (tmp_path / "volumes" / "images").mkdir(parents=True)
+    (tmp_path / "volumes" / "images" / "a.nii.gz").write_bytes(content if broken == "NaN" else content[:-20])
+    study = replace(study, parts=[replace(study.parts[0], path="volumes")])
+    with pytest.raises(BadImage, match=broken):
+        prepare_data(study, tmp_path, tmp_path / "small")
+    assert not (tmp_path / "small" / "volumes").exists()
 
 
 def test_bad_input(fronts, tmp_path):

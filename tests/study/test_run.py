@@ -14,12 +14,12 @@ from kronattn.study.settings import load_study
 from kronattn.study.stages import FINAL, SWEEP
 from kronattn.study.summary import summarise_study
 
-from .conftest import STUDY
+from .conftest import STUDY, write_sounds
 
 
 def run_all(study, tmp_path, name="results.json", **options):
     if options.pop("has_data", True):
-        (tmp_path / "data" / "sounds").mkdir(parents=True, exist_ok=True)
+        write_sounds(tmp_path)
     records = Records(study, tmp_path / name, options.pop("others", ()))
     order = []
     missing = run_study(
@@ -51,6 +51,19 @@ def test_data_that_is_not_there_is_said_once(study, tmp_path, fake_workers):
     assert not (tmp_path / "results.json").exists()
     # To look at what is there takes no data.
     assert run_all(study, tmp_path, has_data=False, minutes=0)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("folds: [1, 2]", "folds: [1, 9]", "data.sounds: .*9"),
+        ("path: sounds", "path: gone", "there is no .*gone for data.sounds"),
+    ],
+)
+def test_a_part_that_is_not_there_is_said_before_any_run(write_study, tmp_path, fake_workers, old, new, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run_all(load_study(write_study(STUDY.replace(old, new))), tmp_path)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_it_goes_on_where_it_was(study, tmp_path, fake_workers):
@@ -96,7 +109,7 @@ def test_what_failed_is_kept_and_can_be_tried_again(write_study, tmp_path, fake_
 
 
 def test_nothing_to_choose_from(write_study, tmp_path, fake_workers):
-    study = load_study(write_study(STUDY.replace("[0.01, 0.1]", "[9, 9.0]")))
+    study = load_study(write_study(STUDY.replace("[0.01, 0.1]", "[9, 10]")))
     records, _, missing = run_all(study, tmp_path, jobs=2)
     assert missing == 0
     finals = [run for run in records.runs.values() if run["stage"] == FINAL]

@@ -121,6 +121,19 @@ def test_what_layers_cost():
     assert [column.title for column in cost_table(part, {}).columns] == ["Layer", "Learning rate", "MAdd"]
 
 
+def test_a_data_set_without_any_that_others_are_compared_with():
+    found = study()
+    found["study"]["references"] = ["identity"]
+    (part,) = summarise_study(found)
+    assert "nothing can be said of them" in advice(part)
+    # Beside one that has such layers.
+    other = study()["study"]["data"][0] | {"layers": ["kao_kv"], "name": "more"}
+    found = study()
+    found["study"]["data"].append(other)
+    found["runs"] += [run | {"data": "more"} for run in found["runs"] if run["layer"] == "kao_kv"]
+    assert "nothing can be said of them" in study_page(found)
+
+
 def test_an_interval_stays_in_one_piece():
     (part,) = summarise_study(study())
     gain, interval = part_table(part).rows[1][3].text.split(" ")

@@ -20,6 +20,7 @@ from kronattn.training.evaluation import evaluate
 from kronattn.training.recipe import load_recipe
 from kronattn.training.run import train
 from tests.data.segmentation_folders import write_folder
+from tests.trained import CLASSES, photo, weights_file
 
 
 class Spoil(Callback):
@@ -134,6 +135,21 @@ def test_ctrl_c_before_the_first_checkpoint(recipe_file, tmp_path, monkeypatch, 
     assert main(["train", "--config", str(recipe_file), "--output", str(tmp_path / "run")]) == 130
     err = capsys.readouterr().err
     assert err == "kronattn: error: interrupted before the first checkpoint: the same command starts again\n"
+
+
+def test_ctrl_c_while_a_network_is_examined(tmp_path, monkeypatch, capsys):
+    from kronattn.training import evaluation
+
+    def interrupted(self, batch, index):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation._Evaluator, "test_step", interrupted)
+    for name in CLASSES:
+        (tmp_path / "val" / name).mkdir(parents=True)
+        photo(tmp_path / "val" / name / "a.png")
+    assert main(["evaluate", str(weights_file(tmp_path)), "--data", str(tmp_path), "--accelerator", "cpu"]) == 130
+    assert "kronattn: error: interrupted\n" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_ignored_label_is_the_one_that_was_given(tmp_path, capsys):

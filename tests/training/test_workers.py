@@ -1,8 +1,12 @@
 """Processes that train one run after another: who trains what, and what becomes of those that die."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,6 +105,56 @@ def test_an_error_of_ours_ends_the_processes(plans, monkeypatch):
 
     with pytest.raises(RuntimeError, match="no more"):
         run_in_processes(plans, 1, done)
+
+
+# Catches what it is sent, and ends with its input, or not even then.
+STUBBORN = """
+import json, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(json.loads(sys.stdin.readline())["folder"] + "/begun", "w").close()
+sys.stdin.read() if ENDS else time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_signal_ends_the_processes_and_what_they_were_at_is_not_told_of(plans, monkeypatch, sent, ends):
+    started = []
+    start = fake_worker(STUBBORN.replace("ENDS", str(ends)))
+    monkeypatch.setattr(workers._Worker, "_start", lambda self: started.append(start(self)) or started[-1])
+    monkeypatch.setattr(workers, "_PATIENCE", 60.0 if ends else 0.1)
+
+    def send():
+        while sum((one.folder / "begun").exists() for one in plans) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), sent)
+
+    handler, told = signal.getsignal(signal.SIGTERM), []
+    sender = threading.Thread(target=send)
+    sender.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_in_processes(plans, 2, lambda one, failure: told.append(one))
+    sender.join()
+    assert told == []
+    assert [process.returncode for process in started] == [0 if ends else -signal.SIGKILL] * 2
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_a_process_that_starts_while_all_are_stopped_ends_too(plans, monkeypatch):
+    monkeypatch.setattr(workers._Worker, "_start", fake_worker(ANSWERS))
+    stopping = threading.Event()
+    stopping.set()
+    worker = workers._Worker(None, stopping)
+    assert worker.train(plans[0]) == "interrupted"
+    assert worker._process is None
+
+
+def test_a_process_leaves_ctrl_c_to_the_one_that_started_it():
+    lines = (
+        "import signal; from kronattn.training.worker import main; main(); print(signal.getsignal(2) == signal.SIG_IGN)"
+    )
+    done = subprocess.run([sys.executable, "-c", lines], input="", capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
 
 
 def test_seeds_share_a_process(recipe, tmp_path, monkeypatch):

@@ -22,6 +22,9 @@ _asked: set[str] = set()
 # ClickException: typer brings its own copy of click from 0.26 on, and re-exports only its leaves.
 _UsageError: Any = typer.BadParameter.__mro__[2]
 
+# As a shell has it after Ctrl-C.
+_INTERRUPTED = 130
+
 app = typer.Typer(
     name="kronattn",
     help="Kronecker attention: the paper's tables and theorem recomputed, benchmarks, networks and their training.",
@@ -76,10 +79,8 @@ def run(arguments: Sequence[str]) -> int:
         code = app(args=arguments, prog_name="kronattn", standalone_mode=False)
     except _UsageError as error:
         return _fail(error.format_message(), error.exit_code)
-    except typer.Abort:
-        return _fail("interrupted", 130)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+    except (typer.Abort, KeyboardInterrupt):
+        return _fail("interrupted", _INTERRUPTED)
     except ModuleNotFoundError as error:
         return _fail(_naming_the_extra(error), 2)
     except (ValueError, TypeError, OSError) as error:
@@ -88,6 +89,9 @@ def run(arguments: Sequence[str]) -> int:
         if not getattr(error, "one_line", False):
             raise
         return _fail(str(error), getattr(error, "exit_code", 1))
+    if code == _INTERRUPTED:
+        # So says typer, from 0.29 on, in the place of the exception.
+        return _fail("interrupted", code)
     return code if isinstance(code, int) else 0
 
 

@@ -32,6 +32,7 @@ from kronattn.cli.options import (
     choices,
     keeping,
     listed,
+    required,
     show,
     show_tables,
 )
@@ -139,7 +140,12 @@ def show_files(
     """
     from kronattn.measure import read_comparison
 
-    show(read_comparison(*files), json=json, figure=figure)
+    found = read_comparison(*files)
+    try:
+        show(found, json=json, figure=figure)
+    except (KeyError, TypeError) as error:
+        # Each kind of comparison has its own cases and settings, which tables and figures look into.
+        raise ValueError(f"{', '.join(map(str, files))} is not whole: {error}") from None
 
 
 @app.command(context_settings=CONTEXT)
@@ -238,7 +244,7 @@ def export(
     from kronattn.bench.latency import bench_latency
 
     chosen = choices(runtimes, "--runtimes", ("eager", "compiled", "onnxruntime"))
-    names = listed(models)
+    names = required(models, "--models")
     rounds = 10
     found = bench_latency(
         names,

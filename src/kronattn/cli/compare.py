@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kronattn.cli.options import Data, Json, TakeTurns, figure_file, listed, show_tables
+from kronattn.cli.options import Data, Json, TakeTurns, figure_file, listed, required, show_tables
 from kronattn.cli.output import check_writable, say, write_figure, write_json
 from kronattn.cli.train import changed_recipe
 
@@ -50,7 +50,8 @@ def compare(
     """
     from kronattn.tables.training import comparison_table, draw_comparison
     from kronattn.tasks import find_task
-    from kronattn.training.comparison import measure_alone, parse_seeds, plan, run_all, summarise
+    from kronattn.training.comparison import check_data, measure_alone, parse_seeds, plan, run_all, summarise
+    from kronattn.training.folder import read_result
     from kronattn.training.recipe import recipe_yaml, without_places
 
     if alone == 1:
@@ -58,18 +59,24 @@ def compare(
     recipe = changed_recipe(config, context.args, {"data.path": data}, device)
     place = folder or Path(f"runs/compare-{config.stem}")
     target = check_writable(output or Path(f"results/{recipe.data.name}.json"))
-    plans = plan(recipe, listed(models), parse_seeds(seeds), place, listed(contexts))
+    plans = plan(recipe, required(models, "--models"), parse_seeds(seeds), place, listed(contexts))
     labels = list(dict.fromkeys(one.recipe.model.label for one in plans))
     baseline = baseline or labels[0]
     if baseline not in labels:
         raise ValueError(f"--baseline {baseline} is not among --models {', '.join(labels)}")
 
+    if recipe.devices * recipe.nodes > 1:
+        raise ValueError(
+            f"runs of a comparison have one device each, not devices {recipe.devices} and nodes {recipe.nodes}"
+        )
     task = find_task(recipe.task)
 
     def report(one: Any, result: dict[str, Any]) -> None:
         if not quiet:
             typer.echo(f"{one.name}: {100 * result[task.score]:.2f}%", err=True)
 
+    if any(read_result(one.folder) is None for one in plans):
+        check_data(recipe)
     results, failures = run_all(plans, jobs=jobs, take_turns=take_turns, on_result=report)
     for name, failure in failures.items():
         typer.echo(f"{name} failed: {failure}", err=True)

@@ -49,6 +49,7 @@ __all__ = [
     "keeping",
     "listed",
     "output_file",
+    "required",
     "show",
     "show_tables",
 ]
@@ -151,6 +152,17 @@ def listed(given: str) -> list[str]:
     ['kanet_kv', 'kanet_qkv']
     """
     return [name.strip() for name in given.split(",") if name.strip()]
+
+
+def required(given: str, option: str) -> list[str]:
+    """Names with commas between, one at least.
+
+    >>> required("kanet_kv, kanet_qkv", "--models")
+    ['kanet_kv', 'kanet_qkv']
+    """
+    if not (names := listed(given)):
+        raise ValueError(f"{option} must name one at least, with commas between, not {given!r}")
+    return names
 
 
 def choices(given: str, option: str, known: Iterable[str]) -> list[str]:

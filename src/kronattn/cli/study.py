@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kronattn.cli.options import TakeTurns, figure_file, listed, show_tables
-from kronattn.cli.output import check_writable, print_json, progress, say, write_atomically, write_figure
+from kronattn.cli.options import TakeTurns, figure_file, listed, output_file, show_tables
+from kronattn.cli.output import be_quiet, check_writable, print_json, progress, say, write_atomically, write_figure
 from kronattn.extras import require_library
 
 __all__ = ["study"]
@@ -17,7 +17,15 @@ __all__ = ["study"]
 def study(
     file: str = typer.Argument(..., help="The study: a YAML file, or the name of one of ours.", metavar="STUDY"),
     data: Path = typer.Option(..., help="The folder that the study's data lie in."),
-    output: Path | None = typer.Option(None, help="The JSON file, which it goes on from. Default: results/STUDY.json."),
+    output: Annotated[
+        Path | None,
+        output_file(
+            "--output",
+            "-o",
+            help="The JSON file, which it goes on from. Default: results/STUDY.json.",
+            suffixes=(".json",),
+        ),
+    ] = None,
     page: Path | None = typer.Option(None, help="The page of tables and figures. Default: beside the JSON, .html."),
     folder: Path | None = typer.Option(None, help="For the runs' logs and histories. Default: runs/study-STUDY."),
     taken: str = typer.Option("", "--from", help="Comma-separated JSON files to take runs from, of any study."),
@@ -35,11 +43,15 @@ def study(
     figure: Annotated[
         Path | None, figure_file("--figure", help="Draw what each layer gains into this file, .png or .svg.")
     ] = None,
+    quiet: bool = typer.Option(
+        False, "--quiet", "-q", callback=be_quiet, help="No progress bar, and no line for each run; failures are told."
+    ),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the tables."),
 ) -> None:
     """Train each context layer on each data set with each seed, by the rules of the study's file.
 
-    Every run is written to the JSON file as it ends: stopped and started again, the study goes on where it was.
+    Every run is written to the JSON file as it ends: stopped and started again, the study goes on where it was. The
+    exit code is 1 where a run failed.
 
     Example: kronattn study context --data data --jobs 8 --output results/context.json
     """
@@ -59,16 +71,24 @@ def study(
     if not data.is_dir():
         raise FileNotFoundError(f"--data {data} is not a folder: give the one that holds {chosen.parts[0].path}")
     if prepare is not None:
-        for path in prepare_data(chosen, data, prepare, track=progress):
-            say(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+        written = prepare_data(chosen, data, prepare, track=progress)
+        if json:
+            print_json({"written": [str(path) for path in written]})
+        else:
+            say(*(f"{path}: {path.stat().st_size / 1e6:.1f} MB" for path in written))
         return
     require_library("matplotlib.figure", "the study's page")
     target = check_writable(output or Path(f"results/{whole.name}.json"))
     shown = check_writable(page or target.with_suffix(".html"), "--page")
+    _check_different({"--output": target, "--page": shown, "--figure": figure})
     records = Records(whole, target, [Path(name) for name in listed(taken)])
+
+    before = dict(records.runs)
 
     def report(one: Progress) -> None:
         record = one.record
+        if quiet and not record["failure"]:
+            return
         score = record["failure"] or " ".join(
             f"{name} {100 * record[name]:.2f}%" for name in ("validation", "test") if record[name] is not None
         )
@@ -102,10 +122,23 @@ def study(
     summary = summarise_study(found)
     measured = [part for part in summary if part["runs"]]
     if figure is not None:
-        write_figure(figure, draw_gains(measured, whole.references))
+        if any(entry["differences"] for part in measured for entry in part["layers"]):
+            write_figure(figure, draw_gains(measured, whole.references))
+        else:
+            typer.echo(f"No figure {figure}: there is nothing yet to compare with {whole.references[0]}", err=True)
     if json:
         print_json({"summary": summary, "missing": missing, "output": str(target), "page": str(shown)})
-        return
-    show_tables(table for part in measured for table in (part_table(part), cost_table(part, found["costs"])))
-    rest = f", {missing} runs are still to be done: the same command goes on" if missing else ""
-    say(f"Results: {target}, page: {shown}{rest}")
+    else:
+        show_tables(table for part in measured for table in (part_table(part), cost_table(part, found["costs"])))
+        rest = f", {missing} runs are still to be done: the same command goes on" if missing else ""
+        say(f"Results: {target}, page: {shown}{rest}")
+    if any(run["failure"] for key, run in records.runs.items() if run is not before.get(key)):
+        raise typer.Exit(1)
+
+
+def _check_different(files: dict[str, Path | None]) -> None:
+    """Refuse options of which one would write over what another wrote."""
+    taken: dict[Path, str] = {}
+    for option, path in files.items():
+        if path is not None and (other := taken.setdefault(path.resolve(), option)) != option:
+            raise ValueError(f"{option} {path} is where {other} goes: give another file")

@@ -358,9 +358,18 @@ def _read(path: Path) -> Comparison:
     try:
         rows = [Row(**{name: value for name, value in row.items() if name in known}) for row in content["rows"]]
         head = {name: content[name] for name in _HEAD}
+        for name, kind in _HEAD.items():
+            _refuse_other(head[name], kind, name)
+        for row in rows:
+            _refuse_other(row.case, dict, "a row's case")
         return Comparison(rows=rows, **head, unfinished=content.get("unfinished", False))
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not whole: {error}") from None
 
 
-_HEAD = ("kind", "base", "settings", "environment", "command")
+def _refuse_other(value: Any, kind: type, name: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is {value!r}")
+
+
+_HEAD = {"kind": str, "base": str, "settings": dict, "environment": dict, "command": str}

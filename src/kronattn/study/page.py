@@ -23,7 +23,7 @@ def study_page(found: Mapping[str, Any]) -> str:
     parts += ["</ul>", f"<p>{escape(_machines(found))}</p>"]
     references = [name for name in study["references"] if any(name in part["references"] for part in summary)]
     if any(entry["differences"] for part in summary for entry in part["layers"]):
-        parts.append(to_html(overview_table([part for part in summary if part["runs"]])))
+        parts.append(to_html(overview_table([part for part in summary if part["runs"] and part["references"]])))
         drawn = draw_gains(summary, references)
         parts.append(embedded_figure(drawn, "What each layer gains, with 95% intervals", "png"))
     if references and (costs := draw_costs(summary, found["costs"], references[0])) is not None:

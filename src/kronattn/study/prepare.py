@@ -18,14 +18,16 @@ from PIL import Image
 from kronattn.atomic import replacing
 from kronattn.data.archives import Entry, list_files
 from kronattn.data.decoded import Track, decode_each, untracked
-from kronattn.data.images import decode_image, decode_with, is_image_name
-from kronattn.data.volumes import SUFFIXES
+from kronattn.data.images import BadImage, decode_image, decode_with, is_image_name
+from kronattn.data.volumes import SUFFIXES, Volumes, check_same_spacing
 from kronattn.extras import require_library
 from kronattn.study.settings import Part, Study
 
 __all__ = ["prepare_data"]
 
 _QUALITY = 85
+# Where labels lie in the layouts of kronattn.data.segmentation: SegNet's CamVid has SPLITannot/.
+_MASKS = ("masks", "annot", "SegmentationClass", "SegmentationClassAug")
 
 
 def prepare_data(study: Study, data: Path, output: Path, *, track: Track = untracked) -> list[Path]:
@@ -45,8 +47,6 @@ def prepare_data(study: Study, data: Path, output: Path, *, track: Track = untra
 
 
 def _prepare(part: Part, source: Path, target: Path, track: Track) -> Path:
-    if len(part.prepared) not in (0, 2):
-        raise ValueError(f"data.{part.name}.prepared must be a height and a width, not {list(part.prepared)}")
     if target.resolve() == source.resolve():
         raise ValueError(f"--prepare would write over {source}: give another folder")
     entries = list_files(source)
@@ -68,7 +68,7 @@ def _smaller(entry: Entry, part: Part) -> bytes:
         return entry.read()
     height, width = part.prepared
     buffer = io.BytesIO()
-    if "masks" in name.parts:
+    if any(folder.endswith(_MASKS) for folder in name.parent.parts):
         # Labels as they are: a nearest neighbour invents none.
         mask = decode_with(
             lambda image: image.resize((width, height), Image.Resampling.NEAREST), entry.read(), str(entry)
@@ -82,9 +82,13 @@ def _smaller(entry: Entry, part: Part) -> bytes:
 
 def _fewer_steps(entry: Entry) -> bytes:
     nibabel: Any = require_library("nibabel", "NIfTI volumes")
+    # By itself it has one spacing: what is no volume, or broken, is refused as it is before training.
+    check_same_spacing([Volumes([entry], [], None)])
     data = entry.read()
     image = nibabel.Nifti1Image.from_bytes(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     voxels = np.asarray(image.dataobj, dtype=np.float32)
+    if not np.isfinite(voxels).all():
+        raise BadImage(f"{entry} holds values that are no numbers (NaN or infinite)")
     low, high = np.percentile(voxels, (0.5, 99.5))
     steps = ((voxels.clip(low, high) - low) * (255 / max(high - low, 1e-12))).round().astype(np.uint8)
     smaller = nibabel.Nifti1Image(steps, image.affine)

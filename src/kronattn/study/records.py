@@ -15,6 +15,23 @@ from kronattn.study.stages import FINAL, SWEEP
 
 __all__ = ["Records"]
 
+_NUMBER = int | float
+# What every run's record has, beside what is KEPT.
+_RECORD: dict[str, Any] = {
+    "key": str,
+    "data": str,
+    "layer": str,
+    "stage": str,
+    "seed": int,
+    "fold": int | None,
+    "lr": _NUMBER,
+    "fingerprint": str,
+    "validation": _NUMBER | None,
+    "test": _NUMBER | None,
+    "seconds": _NUMBER,
+    "failure": str | None,
+    "environment": int,
+}
 # Of a run's own figures, those that a study keeps.
 KEPT = ("parameters", "madd", "train_loss", "images_per_second", "peak_bytes", "epochs", "jobs")
 
@@ -56,28 +73,26 @@ class Records:
             ],
         }
         if path.exists():
-            self._take_over(path)
+            own = _read(path)
+            if (name := own["study"].get("name")) != study.name:
+                raise ValueError(
+                    f"{path} holds the study {name!r}: give another --output, or take runs over with --from {path}"
+                )
+            self._take_over(own)
         planned = {run.key for run in plan_runs(study)}
         for file in others:
-            self._take_over(file, planned)
+            self._take_over(_read(file), planned)
 
-    def _take_over(self, path: Path, planned: Collection[str] | None = None) -> None:
-        try:
-            found = json.loads(path.read_text())
-            runs, environments = found["runs"], found["environments"]
-        except FileNotFoundError:
-            raise FileNotFoundError(f"there is no file {path} of a study's results") from None
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{path} does not hold a study's results: expected what kronattn study wrote") from None
-        for record in runs:
+    def _take_over(self, found: Mapping[str, Any], planned: Collection[str] | None = None) -> None:
+        for record in found["runs"]:
             if planned is not None and record["key"] not in planned:
                 continue
-            record["environment"] = self._environment(environments[record["environment"]])
+            record["environment"] = self._environment(found["environments"][record["environment"]])
             known = self.runs.get(record["key"])
             # One that came to its end counts before one that failed.
             if known is None or known["failure"] is not None:
                 self.runs[record["key"]] = record
-        for name, measured in found.get("costs", {}).items():
+        for name, measured in found["costs"].items():
             self.costs.setdefault(name, {}).update(measured)
 
     def _environment(self, described: dict[str, Any]) -> int:
@@ -149,3 +164,30 @@ class Records:
     def write(self) -> None:
         with self._lock:
             write_atomically(self.path, json.dumps(self.as_dict(), indent=1) + "\n")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a file holds of a study's results, all of it or an error."""
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {path} of a study's results") from None
+    except (ValueError, RecursionError):
+        found = None
+    if not _is_whole(found):
+        raise ValueError(f"{path} does not hold a study's results: expected what kronattn study wrote")
+    return dict(found)
+
+
+def _is_whole(found: Any) -> bool:
+    kinds = {"study": dict, "runs": list, "costs": dict, "environments": list}
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in kinds.items()):
+        return False
+    entries = (*found["environments"], *found["costs"].values())
+    return all(isinstance(one, dict) for one in entries) and all(
+        _is_record(run) and 0 <= run["environment"] < len(found["environments"]) for run in found["runs"]
+    )
+
+
+def _is_record(run: Any) -> bool:
+    return isinstance(run, dict) and all(name in run and isinstance(run[name], kind) for name, kind in _RECORD.items())

@@ -15,6 +15,7 @@ from kronattn.study.plan import CannotChoose, Run, choose_rate, fingerprint, pla
 from kronattn.study.records import Records
 from kronattn.study.settings import Study
 from kronattn.study.stages import FINAL, SWEEP
+from kronattn.training.comparison import check_data
 from kronattn.training.folder import read_result
 from kronattn.training.mps import sharing_gpu
 from kronattn.training.recipe import Recipe
@@ -175,8 +176,7 @@ def run_study(
 
     if minutes != 0:
         # Else each run would fail by itself, and be in the tables.
-        for part in {run.part.name: run.part for run in missing}.values():
-            part.sources(data)
+        _check_data(missing, data)
     for run in missing:
         # Of an attempt that failed, or that was stopped.
         shutil.rmtree(folder / run.key.replace("/", "-"), ignore_errors=True)
@@ -189,6 +189,19 @@ def run_study(
         finally:
             shutil.rmtree(folder / DECODED, ignore_errors=True)
     return sum(records.get(run) is None for run in runs)
+
+
+def _check_data(runs: Sequence[Run], data: Path) -> None:
+    """Find every list of samples that the runs need."""
+    for part in {run.part.name: run.part for run in runs}.values():
+        part.sources(data)
+        for fold in {run.fold: None for run in runs if run.part.name == part.name}:
+            alike = [run for run in runs if (run.part.name, run.fold) == (part.name, fold)]
+            tests = ["test"] if any(run.stage == FINAL for run in alike) else []
+            try:
+                check_data(alike[0].recipe(data, None), ["train", "val", *tests])
+            except (ValueError, OSError) as error:
+                raise ValueError(f"data.{part.name}: {error}") from None
 
 
 def _is_done(run: Run, records: Records, data: Path, retry: bool) -> bool:

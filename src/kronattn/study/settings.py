@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kronattn.names import near_names
 from kronattn.nn.context_registry import parse_context
+from kronattn.study.checks import check_kinds
 from kronattn.tasks import Task, find_task
 from kronattn.training.comparison import parse_seeds
 from kronattn.training.recipe import Recipe, load_recipe, read_yaml, shipped
@@ -68,12 +69,8 @@ class Part:
         for layer in self.seeds_of:
             if layer not in self.layers:
                 raise ValueError(f"{where}.seeds_of: {layer} is not among its layers: {', '.join(self.layers)}")
-        if self.sweep_folds not in ("each", "first"):
-            raise ValueError(f"{where}.sweep_folds must be 'each' or 'first', not {self.sweep_folds!r}")
         if any(self.sweep_seed in self.seeds_for(layer) for layer in self.layers):
             raise ValueError(f"{where}.sweep_seed {self.sweep_seed} is among its seeds: runs that choose cannot count")
-        if any(rate <= 0 for rate in self.learning_rates):
-            raise ValueError(f"{where}.learning_rates must be above 0, not {list(self.learning_rates)}")
 
     def seeds_for(self, layer: str) -> list[int]:
         """The seeds of a layer's runs that count."""
@@ -92,6 +89,11 @@ class Part:
         recipe = load_recipe(self.recipe, list(_overrides(self.settings)))
         if self.folds and not hasattr(recipe.data.images, "fold"):
             raise ValueError(f"data.{self.name}.folds are for spectrograms, and {self.recipe} is for {recipe.task}")
+        if recipe.devices * recipe.nodes > 1:
+            raise ValueError(
+                f"data.{self.name}: runs of a study have one device each, not devices {recipe.devices} and nodes "
+                f"{recipe.nodes}"
+            )
         return recipe
 
     @property
@@ -128,9 +130,6 @@ class Study:
         return replace(self, parts=[part for part in self.parts if part.name in names]) if names else self
 
 
-_KEYS = ("title", "rules", "layers", "references", "data", "extends")
-
-
 def load_study(path: str | Path) -> Study:
     """Read a study's file, or one that comes with kronattn, by its name.
 
@@ -139,18 +138,13 @@ def load_study(path: str | Path) -> Study:
     """
     place = _place(path)
     written = _read(place)
-    for key in written:
-        if key not in _KEYS:
-            raise ValueError(f"{path}: unknown key {key!r}: {near_names(str(key), _KEYS)}")
     for key in ("rules", "layers", "data"):
         if not written.get(key):
-            raise ValueError(f"{path}: {key} is missing: a study says its rules, its layers and its data")
-    layers = {name: _layer(name, entry, path) for name, entry in written["layers"].items()}
+            raise ValueError(f"{place}: {key} is missing: a study says its rules, its layers and its data")
+    layers = {name: _layer(name, entry, place) for name, entry in written["layers"].items()}
     references = list(written.get("references", ("none",)))
-    for name in references:
-        if name not in layers:
-            raise ValueError(f"{path}: references: {name!r} is not among layers: {near_names(str(name), layers)}")
-    parts = [_part(name, entry, list(layers), path) for name, entry in written["data"].items()]
+    _check_names(references, layers, f"{place}: references")
+    parts = [_part(name, entry, list(layers), place) for name, entry in written["data"].items()]
     return Study(place.stem, written.get("title", place.stem), list(written["rules"]), layers, references, parts)
 
 
@@ -163,43 +157,51 @@ def _place(path: str | Path) -> Path:
     return known[str(path)]
 
 
-def _layer(name: str, entry: Any, path: str | Path) -> Layer:
-    found: Any = {"context": name} if entry is None else entry
-    if not isinstance(found, Mapping) or not set(found) <= {"context", "options"}:
-        raise ValueError(f"{path}: layers.{name} takes context and options, not {entry!r}")
+def _layer(name: str, entry: Mapping[str, Any] | None, path: Path) -> Layer:
+    found = entry or {}
     context = found.get("context", name)
-    parse_context(context)
+    try:
+        parse_context(context)
+    except ValueError as error:
+        raise ValueError(f"{path}: layers.{name}: {error}") from None
     return Layer(name, context, dict(found.get("options") or {}))
 
 
-def _part(name: str, entry: Any, layers: Sequence[str], path: str | Path) -> Part:
-    known = [one.name for one in fields(Part) if one.name != "name"]
-    if not isinstance(entry, Mapping):
-        raise ValueError(f"{path}: data.{name} must hold keys and values, not {entry!r}")
-    for key in entry:
-        if key not in known:
-            raise ValueError(f"{path}: unknown key 'data.{name}.{key}': {near_names(str(key), known)}")
+def _part(name: str, entry: Mapping[str, Any], layers: Sequence[str], path: Path) -> Part:
     for key in ("recipe", "path"):
         if key not in entry:
             raise ValueError(f"{path}: data.{name}.{key} is missing")
     chosen = list(entry.get("layers", layers))
-    for layer in chosen:
-        if layer not in layers:
-            raise ValueError(f"{path}: data.{name}.layers: {layer!r} is not among layers: {near_names(layer, layers)}")
+    _check_names(chosen, layers, f"{path}: data.{name}.layers")
+    rates = [float(rate) for rate in entry.get("learning_rates", ())]
     try:
-        rates = [float(rate) for rate in entry.get("learning_rates", ())]
-    except (TypeError, ValueError):
-        raise ValueError(f"{path}: data.{name}.learning_rates must be numbers, not {entry['learning_rates']}") from None
-    return Part(**{**entry, "name": name, "layers": chosen, "learning_rates": rates})
+        return Part(**{**entry, "name": name, "layers": chosen, "learning_rates": rates})
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _check_names(names: Iterable[str], layers: Collection[str], where: str) -> None:
+    for name in names:
+        if name not in layers:
+            raise ValueError(f"{where}: {name!r} is not among layers: {near_names(name, layers)}")
+
+
+def _read(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
+    """A study's file over the one that it extends; ``above`` are those that led here."""
     found = read_yaml(path, "study")
+    check_kinds(found, path)
     if "extends" not in found:
         return found
-    base = _read(path.parent / found["extends"])
-    data = {name: {**base["data"].get(name, {}), **(entry or {})} for name, entry in found.get("data", {}).items()}
-    return {**base, **found, "data": data or base["data"]}
+    chain = [*above, path.resolve()]
+    other = path.parent / found["extends"]
+    if other.resolve() in chain:
+        raise ValueError(
+            f"{path}: extends must be another study's file, not {found['extends']}, which extends this one"
+        )
+    base = _read(other, chain)
+    known = base.get("data", {})
+    data = {name: {**known.get(name, {}), **(entry or {})} for name, entry in found.get("data", {}).items()}
+    return {**base, **found, "data": data or known}
 
 
 def _overrides(settings: Mapping[str, Any], above: str = "") -> Iterator[str]:

@@ -53,11 +53,13 @@ def advice(part: Mapping[str, Any]) -> str:
     """
     if part["runs"] and part["caveat"]:
         return str(part["caveat"])
+    if not part["runs"]:
+        return "Not measured yet."
+    if not part["references"]:
+        return "None of the layers that others are compared with is among these: nothing can be said of them."
     layers = {entry["layer"]: entry["differences"] for entry in part["layers"]}
     first = part["references"][0]
     helps = [name for name, found in layers.items() if _shown(found, first, "better")]
-    if not part["runs"]:
-        return "Not measured yet."
     if first not in _WITHOUT:
         better = f"{_listed(helps)} {_is(helps)}" if helps else "Nothing was shown to be"
         return f"{better} better than {first} here."

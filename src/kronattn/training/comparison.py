@@ -15,6 +15,7 @@ from typing import Any
 
 from kronattn.atomic import write_atomically
 from kronattn.models.registry import task_of
+from kronattn.tasks import find_task
 from kronattn.training.errors import OneLineError
 from kronattn.training.folder import CONFIG, RESULT, read_result
 from kronattn.training.intervals import confidence_interval
@@ -23,7 +24,7 @@ from kronattn.training.precompile import precompiling
 from kronattn.training.recipe import Recipe, load_recipe
 from kronattn.training.workers import run_in_processes
 
-__all__ = ["Plan", "confidence_interval", "measure_alone", "parse_seeds", "plan", "run_all", "summarise"]
+__all__ = ["Plan", "check_data", "confidence_interval", "measure_alone", "parse_seeds", "plan", "run_all", "summarise"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def parse_seeds(text: str) -> list[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         try:
-            found += range(int(first), int(last or first) + 1) if dash else [int(first)]
+            found += range(int(first), int(last) + 1) if dash else [int(first)]
         except ValueError:
             raise ValueError(f"seeds are numbers and ranges such as 0-4 or 0,2,5, not {text!r}") from None
     if not found or len(set(found)) != len(found):
@@ -151,6 +152,16 @@ def _check_same_recipe(one: Plan) -> None:
     used = one.folder / CONFIG
     if used.exists() and replace(load_recipe(used), cache=one.recipe.cache) != one.recipe:
         raise ValueError(f"{one.folder} holds a run with other settings: give another --folder, or remove it")
+
+
+def check_data(recipe: Recipe, splits: Iterable[str] = ("train", "val")) -> None:
+    """Read the lists of samples of a recipe's data: what is wrong with them is said before runs, not after each."""
+    # Here: Lightning takes seconds to import.
+    from kronattn.training.data import load_data_module
+
+    module = load_data_module(find_task(recipe.task))(recipe.data, recipe.batch_size)
+    for split in splits:
+        module.split(split)
 
 
 def measure_alone(plans: Sequence[Plan], epochs: int) -> dict[str, dict[str, Any]]:

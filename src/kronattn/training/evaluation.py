@@ -15,6 +15,7 @@ from kronattn.measure import describe_environment
 from kronattn.models.files import Description, load_model
 from kronattn.tasks import Task, find_task
 from kronattn.training.data import load_data_module
+from kronattn.training.interruption import interruptible
 from kronattn.training.recipe import data_settings
 from kronattn.training.run import quiet
 
@@ -80,7 +81,8 @@ def evaluate(
         enable_model_summary=False,
         enable_checkpointing=False,
     )
-    trainer.test(evaluator, module, verbose=False)
+    with interruptible(trainer):
+        trainer.test(evaluator, module, verbose=False)
     found = {metric: value.tolist() for metric, value in evaluator.results().items()}
     bad = module.bad_images()
     figures = {

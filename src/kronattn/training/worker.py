@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ def main() -> None:
     """For each line of input, a JSON object with ``folder``, ``decoded`` and ``options`` for
     :func:`kronattn.training.run.train`: train what is planned in that folder, and answer with a line, its ``failure``
     in one line or ``""``. What a run prints goes to its log."""
+    # Ctrl-C in a terminal reaches all processes of a command: the one that started this one ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     store: dict[str, Any] = {}
     for line in sys.stdin:

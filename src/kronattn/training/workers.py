@@ -6,16 +6,20 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Lock
-from typing import Any, Protocol
+from threading import Event, Lock, current_thread, main_thread
+from typing import IO, Any, Protocol
 
 from kronattn.training.folder import LOG, PLANNED
 from kronattn.training.recipe import Recipe, recipe_yaml
 
 __all__ = ["Plan", "Queue", "Tasks", "run_in_processes", "serve"]
+
+# Seconds that a process has to end by itself: what it was at is resumed from its last epoch either way.
+_PATIENCE = 5.0
 
 
 class Plan(Protocol):
@@ -88,13 +92,19 @@ def run_in_processes(
 
 
 def serve(queue: Tasks, processes: int, done: Callable[[Any, str], None], decoded: Path | None = None) -> None:
-    """As :func:`run_in_processes`, with what is to be trained from any queue."""
-    workers = [_Worker(decoded) for _ in range(processes)]
+    """As :func:`run_in_processes`, with what is to be trained from any queue.
+
+    Ctrl-C and SIGTERM end the processes. Of what they were at nothing is told: it is neither done nor failed.
+    """
+    stopping = Event()
+    workers = [_Worker(decoded, stopping) for _ in range(processes)]
 
     def work(worker: _Worker) -> None:
         known: set[str] = set()
         while (one := queue.take(known)) is not None:
             failure = worker.train(one)
+            if stopping.is_set():
+                return
             if failure:
                 # An error on a GPU may be the last thing that a process does there.
                 worker.stop()
@@ -103,11 +113,15 @@ def serve(queue: Tasks, processes: int, done: Callable[[Any, str], None], decode
 
     pool = ThreadPoolExecutor(max(1, len(workers)))
     try:
-        for finished in as_completed([pool.submit(work, worker) for worker in workers]):
-            finished.result()
+        with _sigterm_as_ctrl_c():
+            for finished in as_completed([pool.submit(work, worker) for worker in workers]):
+                finished.result()
     except BaseException:
         # Nobody asks the queue again, and the processes end: what they were at can be resumed.
+        stopping.set()
         queue.clear()
+        for worker in workers:
+            worker.terminate()
         for worker in workers:
             worker.stop()
         raise
@@ -117,11 +131,33 @@ def serve(queue: Tasks, processes: int, done: Callable[[Any, str], None], decode
             worker.stop()
 
 
-class _Worker:
-    """A process of :mod:`kronattn.training.worker`, started when there is something to do."""
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Have SIGTERM raise what Ctrl-C does: its default would leave the processes behind. Python hears signals in its
+    main thread alone."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        # One that is not Python's own cannot be put back.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
 
-    def __init__(self, decoded: Path | None) -> None:
+
+def _close(pipe: IO[str] | None) -> None:
+    if pipe is not None:
+        with suppress(OSError):
+            pipe.close()
+
+
+class _Worker:
+    """A process of :mod:`kronattn.training.worker`, started when there is something to do, and ``stopping`` not set."""
+
+    def __init__(self, decoded: Path | None, stopping: Event) -> None:
         self.decoded = decoded
+        self._stopping = stopping
         self._process: subprocess.Popen[str] | None = None
 
     def train(self, one: Plan) -> str:
@@ -129,6 +165,10 @@ class _Worker:
         one.folder.mkdir(parents=True, exist_ok=True)
         (one.folder / PLANNED).write_text(recipe_yaml(one.recipe))
         process = self._process = self._process or self._start()
+        if self._stopping.is_set():
+            # Whoever set it may have looked for processes before this one was there.
+            self.stop()
+            return "interrupted"
         assert process.stdin is not None
         assert process.stdout is not None
         order = {
@@ -140,18 +180,29 @@ class _Worker:
             process.stdin.write(json.dumps(order) + "\n")
             process.stdin.flush()
             answer = process.stdout.readline()
-        except BrokenPipeError:
+        except (OSError, ValueError):
+            # It ended, or was stopped: a closed pipe is a ValueError.
             answer = ""
         return json.loads(answer)["failure"] if answer else self._how_it_ended(process, one)
 
+    def terminate(self) -> None:
+        """Tell the process to end, and do not wait for it."""
+        if (process := self._process) is not None:
+            process.terminate()
+
     def stop(self) -> None:
         process, self._process = self._process, None
-        if process is not None:
-            process.terminate()
+        if process is None:
+            return
+        process.terminate()
+        # One that catches the signal reads on, and ends with its input.
+        _close(process.stdin)
+        try:
+            process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
             process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+        _close(process.stdout)
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "kronattn.training.worker"]
