@@ -342,3 +342,43 @@ class TestNative:
         model, x = kronattn.fuse(untrained("kanet_kv", width=0.35)), torch.randn(1, 3, 64, 64, requires_grad=True)
         model(x).sum().backward()
         assert x.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("options", [{}, {"context": "kao_kv:gate=true"}, {"context": "global_mean"}], ids=str)
+def test_with_gradients_on(form, options):
+    """Nobody has to say no_grad: weights are constants, and gradients by the input are the network's."""
+    model = settled(untrained("kanet_kv", width=0.25, **options))
+    fused, x = FORMS[form](model), torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    assert not fused(x).requires_grad
+    leaves = [x.clone().requires_grad_() for _ in range(2)]
+    outputs = fused(leaves[0]), model(leaves[1])
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
+    found, expected = (torch.autograd.grad(y.sum(), leaf)[0] for y, leaf in zip(outputs, leaves, strict=True))
+    assert (found - expected).norm() <= 1e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("place", ["stages.1.0", "stages.3.0", "stages.1.0.depthwise", "stages.1.0.project", "stem"])
+def test_hooks_are_not_dropped(place):
+    model = untrained("kanet_kv", width=0.25)
+    model.get_submodule(place).register_forward_hook(lambda module, inputs, output: 2 * output)
+    with pytest.raises(ValueError, match=f"KANet cannot be fused: {place} has hooks; remove them first"):
+        kronattn.fuse(model)
+    assert_same(fuse_known(model), model, [(64, 64)])
+
+
+@pytest.mark.parametrize("place", ["attn", "project.act"])
+def test_hooks_of_what_is_called_are_called(place):
+    block, seen = settled(AttnSkipModule(3, 3), size=9), []
+    block.get_submodule(place).register_forward_hook(lambda *_: seen.append(place))
+    fused = kronattn.fuse(block)
+    seen.clear()
+    assert_same(fused, block, [(9, 12)])
+    assert seen == [place] * 2
+
+
+def test_a_module_with_one_part_that_cannot_be_folded_stays_whole():
+    """Its other parts are called with what to concatenate."""
+    block = settled(BaseSkipModule(3, 6), size=9)
+    nn.utils.parametrizations.weight_norm(block.project.conv)
+    assert_same(fuse_known(block.eval()), block, [(9, 12)])

@@ -25,6 +25,12 @@ def test_dtype_of_the_attention():
     assert block(torch.randn(1, 32, 5, 6)).dtype == torch.float32
 
 
+@pytest.mark.parametrize("attention_dtype", [torch.float32, torch.float64])
+def test_dtypes_that_autocast_does_not_take(attention_dtype):
+    block = KroneckerAttentionBlock(2, 32, attention_dtype=attention_dtype).bfloat16()
+    assert block(torch.randn(1, 32, 5, 6).bfloat16()).dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -330,6 +331,9 @@ class TestErrors:
             kronattn.create_model("kanet-kv")
         with pytest.raises(ValueError, match="unknown model 'zzz': known are kanet_kv, "):
             kronattn.create_model("zzz")
+        for name in (None, 5, ["kanet_kv"]):
+            with pytest.raises(TypeError, match="the name of a model must be a str, not"):
+                kronattn.create_model(name)
 
     def test_unknown_option(self):
         with pytest.raises(TypeError, match="kanet_kv: .*num_clases"):
@@ -350,6 +354,51 @@ class TestErrors:
     def test_bad_image(self, shape, message):
         with pytest.raises(ValueError, match=message):
             small("kanet_kv")(torch.randn(shape))
+
+    @pytest.mark.parametrize(
+        ("image", "message"),
+        [
+            (torch.zeros(1, 3, 64, 64).numpy(), "^the input must be a torch.Tensor, not ndarray$"),
+            (None, "^the input must be a torch.Tensor, not NoneType$"),
+            (torch.zeros(1, 3, 64, 64).byte(), "^the input must be floating-point, not uint8: convert it with x.float"),
+        ],
+    )
+    def test_no_image(self, image, message):
+        with pytest.raises(TypeError, match=message):
+            small("kanet_kv")(image)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"variant": "kanet_kw"}, "unknown variant 'kanet_kw': did you mean 'kanet_kv' or 'kanet_qkv'?"),
+            ({"variant": None}, "variant must be a name or a Variant, not NoneType"),
+            ({"variant": None, "context": "kao_kv"}, "variant must be a name or a Variant, not NoneType"),
+            ({"num_classes": -1}, "num_classes must be at least 0, not -1"),
+            ({"num_classes": "3"}, "num_classes must be an int, not str"),
+            ({"in_chans": 0}, "in_chans must be at least 1, not 0"),
+            ({"in_chans": 1.0}, "in_chans must be an int, not float"),
+            ({"width": 0}, "width must be a number above 0, not 0"),
+            ({"width": float("nan")}, "width must be a number above 0, not nan"),
+            ({"width": "1"}, "width must be a number above 0, not '1'"),
+        ],
+    )
+    def test_bad_options(self, options, message):
+        with pytest.raises((TypeError, ValueError)) as raised:
+            KANet(**options)
+        assert str(raised.value) == message
+
+    def test_a_bad_number_of_classes_leaves_the_network_as_it_was(self):
+        model = small("kanet_kv")
+        for classes in (-1, "a"):
+            with pytest.raises((TypeError, ValueError), match="num_classes must be"):
+                model.reset_classifier(classes)
+        assert model.num_classes == model.classifier.out_features
+
+    def test_no_features(self):
+        model = small("kanet_kv")
+        for call in (partial(model.forward_intermediates, torch.randn(1, 3, 32, 32)), model.prune_intermediate_layers):
+            with pytest.raises(ValueError, match="indices must name one feature or more, not none"):
+                call([])
 
     def test_feature_index(self):
         with pytest.raises(ValueError, match="feature index 5 is out of range: there are features 0 to 4"):

@@ -56,6 +56,13 @@ class TestFiles:
     def test_options_that_do_not_fit(self, name):
         with pytest.raises(ValueError, match="pretrained=True takes num_classes, .* width would not fit the weights"):
             kronattn.create_model(name, pretrained=True, width=0.5)
+        with pytest.raises(ValueError, match="width would not fit the weights"):
+            kronattn.create_model(name, pretrained=True, features_only=True, width=0.5)
+
+    @pytest.mark.parametrize("options", [{"in_chans": 0}, {"num_classes": -1}])
+    def test_bad_numbers(self, name, options):
+        with pytest.raises(ValueError, match="(in_chans|num_classes) must be at least"):
+            kronattn.create_model(name, pretrained=True, **options)
 
     @pytest.mark.parametrize("channels", [1, 4])
     def test_other_channels_as_timm_adapts_them(self, name, channels):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 import kronattn
 from kronattn.models.unet import UNet
@@ -48,6 +49,29 @@ def test_the_norms_of_coefficients_do_not_decay():
     model = UNet(widths=(4, 8), context="kao_kv")
     assert model.no_weight_decay() == {name for name, _ in model.named_parameters() if "bottom.attn.norm" in name}
     assert model.no_weight_decay()
+    model = UNet(widths=(4, 8), context="kao_kv:positions=learned")
+    assert "bottom.attn.positions.vectors" in model.no_weight_decay()
+
+
+def test_any_layer_may_be_its_context():
+    """One without a residual of its own, too."""
+    model = UNet(num_classes=2, widths=(4, 8), context=lambda channels: nn.Conv2d(channels, channels, 1))
+    x = torch.randn(1, 8, 5, 6)
+    torch.testing.assert_close(model.bottom(x), x + model.bottom.attn(x))
+    assert model(torch.randn(1, 3, 16, 16)).shape == (1, 2, 16, 16)
+
+
+@pytest.mark.parametrize(("option", "value"), [("num_classes", 0), ("num_classes", "3"), ("in_chans", 0)])
+def test_bad_numbers(option, value):
+    with pytest.raises((ValueError, TypeError), match=f"{option} must be"):
+        UNet(widths=(4, 8), **{option: value})
+
+
+def test_a_bad_number_of_classes_leaves_the_network_as_it_was():
+    model = UNet(num_classes=3, widths=(4, 8))
+    with pytest.raises(ValueError, match="num_classes must be at least 1, not 0"):
+        model.reset_classifier(0)
+    assert model(torch.randn(1, 3, 9, 9)).shape == (1, 3, 9, 9)
 
 
 def test_by_name():

@@ -8,6 +8,7 @@ from torch import nn
 
 from kronattn import create_model
 from kronattn.models import load_mobilenetv2_weights, load_weights
+from kronattn.models.weights import adapt_first_convolution
 
 
 def randomised(model):
@@ -89,3 +90,8 @@ def test_errors():
     ):
         load_weights(model, state)
     assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
+
+
+def test_no_channels_to_adapt_to():
+    with pytest.raises(ValueError, match="channels must be at least 1, not 0"):
+        adapt_first_convolution(torch.ones(8, 3, 3, 3), 0)

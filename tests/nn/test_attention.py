@@ -173,3 +173,21 @@ def test_gradients_by_running_statistics_of_each_key_in_half_precision():
         found.append((y, *torch.autograd.grad(y.square().sum(), [leaf, layer.norm.bias])))
     for half, exact in zip(found[1], found[0], strict=True):
         assert (half - exact).norm() <= 5e-2 * exact.norm()
+
+
+def test_a_scale_goes_where_its_layer_goes():
+    layer = KroneckerAttention(8, num_heads=2, scale=torch.tensor([1.0, 2.0]))
+    assert "scale" not in layer.state_dict()
+    assert layer.to("meta")(torch.randn(2, 8, 5, 6, device="meta")).shape == (2, 8, 5, 6)
+    learned = KroneckerAttention(8, scale=nn.Parameter(torch.ones(1)))
+    assert "scale" in dict(learned.named_parameters())
+
+
+@pytest.mark.parametrize("build", [KroneckerAttention, DenseAttention, partial(DenseAttention, pool=2)])
+def test_a_norm_of_each_key_knows_its_grid(build):
+    """Not the number of keys alone: of (6, 5), each would have another's norm."""
+    layer = build(8, coefficient_norm="batch_per_key", grid=[5, 6]).eval()
+    assert layer(torch.randn(2, 8, 5, 6)).shape == (2, 8, 5, 6)
+    assert layer(torch.randn(2, 8, 3, 3), torch.randn(2, 8, 5, 6)).shape == (2, 8, 3, 3)
+    with pytest.raises(ValueError, match=r"was built for keys of the grid \(5, 6\), but they have \(6, 5\); use coef"):
+        layer(torch.randn(2, 8, 6, 5))

@@ -165,3 +165,13 @@ def test_errors(arguments, message):
         BaseModule(8, 8, **arguments)
     with pytest.raises(ValueError, match="channels must be at least 1, not 0 in and 8 out"):
         AttnModule(0, 8)
+
+
+@pytest.mark.parametrize("place", ["depthwise", "depthwise.act", "project"])
+def test_hooks_see_large_maps_too(place, monkeypatch):
+    module, shapes = build("base_skip", 8, 8).eval(), []
+    module.get_submodule(place).register_forward_hook(lambda _, inputs, output: shapes.append(output.shape[1]))
+    monkeypatch.setattr(blocks, "_WORTH_PARTS", 1)
+    with torch.no_grad():
+        module(torch.randn(2, 8, 9, 7))
+    assert shapes == [8 if place == "project" else 48]

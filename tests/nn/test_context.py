@@ -467,6 +467,10 @@ def test_another_number_of_axes(layer):
             "global_mean: got an unexpected keyword argument",
         ),
         (lambda: context_builder(3), TypeError, "context must be a name or build a layer from its channels, not int"),
+        (lambda: build_context("kao_kv", 6, axes="2"), TypeError, "axes must be an int, not str"),
+        (lambda: build_context("kao_kv:positions=learned", 6, axes=2.5), TypeError, "axes must be an int, not float"),
+        (lambda: build_context("global_mean", 6, axes=0), ValueError, "axes must be at least 1, not 0"),
+        (lambda: build_context("squeeze_axial", 6, qk_channels=0), ValueError, "qk_channels must be at least 1, not 0"),
     ],
 )
 def test_bad_arguments(call, error, message):
@@ -503,6 +507,13 @@ def test_a_name_with_options():
         ("kao_qvk:gate=true", {}, ValueError, "unknown context 'kao_qvk': did you mean 'kao_qkv'"),
         ("kao_kv:gates=true", {}, TypeError, "kao_kv: got an unexpected keyword argument 'gates'"),
         ("kao_kv:num_heads=2", {"num_heads": 3}, ValueError, "num_heads was given twice, as 2 after kao_kv and as 3"),
+        ("attention:pool=2:pool=3", {}, ValueError, "context 'attention:pool=2:pool=3' gives pool twice"),
+        (
+            "coordinate_gate:axes=3",
+            {},
+            ValueError,
+            "coordinate_gate: axes=3 is not for the name to say: it follows from",
+        ),
         ("kao_kv:combine=product", {}, ValueError, 'combine="product" excludes mode="kv"'),
         ("global_mean:positions=learned", {}, TypeError, "global_mean: got an unexpected keyword argument 'positions'"),
     ],

@@ -356,7 +356,7 @@ BAD = {
     ),
     "places": (
         lambda: KroneckerAttention(4, positions="learned", grid=(3, 0)),
-        "grid must have 1 to 4 axes of one place or more for positions, not (3, 0)",
+        "grid must have at least one position on every axis, not (3, 0)",
     ),
     "softmax": (
         lambda: KroneckerAttention(4, softmax="each"),

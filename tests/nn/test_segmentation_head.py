@@ -203,6 +203,16 @@ def test_features_are_not_copied():
     assert peak_memory(lambda: head(x)) < 0.2 * x.nbytes
 
 
+@pytest.mark.parametrize("head", [AtrousPyramidHead, KroneckerSegmentationHead])
+@pytest.mark.parametrize(("classes", "error"), [(0, ValueError), (-2, ValueError), ("a", TypeError)])
+def test_bad_numbers_of_classes_leave_the_head_as_it_was(head, classes, error):
+    head = head(8, 5)
+    with pytest.raises(error, match="num_classes must be"):
+        head.reset_classifier(classes)
+    assert head(torch.randn(1, 8, 5, 6)).shape == (1, 5, 5, 6)
+    assert head.num_classes == 5
+
+
 def test_unknown_mode():
     with pytest.raises(ValueError, match="mode"):
         KroneckerSegmentationHead(8, 5, mode="aspp")
@@ -235,6 +245,18 @@ class TestResize:
         scores = torch.randn(1, 3, 5, 6)
         captured = torch.compile(resize_scores, fullgraph=True, backend="eager")
         torch.testing.assert_close(captured(scores, (33, 41), stride=8), resize_scores(scores, (33, 41), stride=8))
+
+    @pytest.mark.parametrize("grid", [(7, 10), (18, 24), (5, 6)])
+    def test_a_map_that_does_not_fit_its_stride(self, grid):
+        own = "×".join(map(str, grid))
+        message = f"^scores must be a map of 9×12 for an image of 65×90 at stride 8, not of {own}$"
+        with pytest.raises(ValueError, match=message):
+            resize_scores(torch.randn(1, 3, *grid), (65, 90), stride=8)
+
+    @pytest.mark.parametrize(("stride", "error"), [(0, ValueError), ("8", TypeError)])
+    def test_a_bad_stride(self, stride, error):
+        with pytest.raises(error, match="stride must be"):
+            resize_scores(torch.randn(1, 3, 5, 6), (33, 41), stride=stride)
 
     def test_without_a_stride_it_is_pytorch_s(self):
         scores = torch.randn(1, 3, 5, 6)

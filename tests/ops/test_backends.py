@@ -88,3 +88,28 @@ def test_one_position_on_a_gpu(layout):
         )
         assert relative_error(y.cpu(), exact) <= TOLERANCE[torch.float32]
         assert relative_error(gradients[0].cpu(), exact_gradients[0], 0.1) <= TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("mode", ["kv", "qkv"])
+def test_a_scale_of_another_precision(mode):
+    x, scale = torch.randn(2, 8, 5, 6), torch.tensor([0.5, 2.0], dtype=torch.float64)
+    y = kronecker_attention(x, mode=mode, num_heads=2, scale=scale, backend="torch")
+    torch.testing.assert_close(y, kronecker_attention(x, mode=mode, num_heads=2, scale=scale.float()))
+
+
+@pytest.mark.parametrize("operator", [kronecker_attention, attention])
+def test_autocast_rounds_the_reference_s_input_alone(operator):
+    x = 3 * torch.randn(2, 16, 9, 9)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = operator(x, backend="reference")
+    assert torch.equal(found, operator(x.bfloat16(), backend="reference"))
+
+
+@pytest.mark.parametrize("mode", ["kv", "qkv"])
+def test_second_derivatives_by_transforms(mode):
+    x = torch.randn(1, 2, 3, 3, dtype=torch.float64)
+    found, expected = (
+        torch.func.hessian(lambda x, name=name: kronecker_attention(x, mode=mode, backend=name).square().sum())(x)
+        for name in ("torch", "reference")
+    )
+    torch.testing.assert_close(found, expected)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import kronattn
@@ -39,6 +40,13 @@ def test_watchers_are_seen():
         pass
 
     assert compat.needs_dispatcher(x.as_subclass(Watched))
+
+
+def test_modes_are_switched_off():
+    with FakeTensorMode():
+        with compat.without_modes():
+            assert type(torch.ones(2)) is torch.Tensor
+        assert type(torch.ones(2)) is not torch.Tensor
 
 
 def test_the_compiler_s_mark():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kronattn import attention, axis_averages, kronecker_attention, outer_sum
-from kronattn.nn import DenseAttention, KroneckerAttention
+from kronattn.nn import DenseAttention, DenseSegmentationHead, KroneckerAttention
 
 X = torch.randn(2, 4, 5, 6)
 
@@ -79,6 +79,14 @@ BAD = {
     "averages": (lambda: axis_averages(torch.randn(3)), ValueError, "x must be"),
     "tokens": (lambda: outer_sum(torch.randn(1, 2, 5), (2, 2)), ValueError, r"\(N, C, 4\) for the grid \(2, 2\)"),
     "grid": (lambda: outer_sum(torch.randn(1, 2, 5), ()), ValueError, "grid must have 1 to 4 axes"),
+    "number for a grid": (
+        lambda: outer_sum(torch.randn(1, 2, 30), 30),
+        TypeError,
+        "^grid must be a sequence of ints, the sizes of its axes, not 30$",
+    ),
+    "float grid": (lambda: outer_sum(torch.randn(1, 2, 30), (10.0, 20.0)), TypeError, r"ints, .* not \(10.0, 20.0\)$"),
+    "name of a dtype": (lambda: axis_averages(X, dtype="float32"), ValueError, "dtype must be one of .* not 'float32'"),
+    "integer averages": (lambda: axis_averages(X, dtype=torch.int64), ValueError, "dtype must be .* not torch.int64"),
     "project": (lambda: KroneckerAttention(4, project="vx"), ValueError, "project must name .* not 'vx'"),
     "norm": (
         lambda: KroneckerAttention(4, coefficient_norm="layer"),
@@ -95,6 +103,36 @@ BAD = {
     ),
     "qk": (lambda: KroneckerAttention(8, qk_channels=4), ValueError, "qk_channels=4 needs maps of q and k"),
     "out": (lambda: DenseAttention(8, out_channels=4, project=""), ValueError, "out_channels=4 needs a map of v"),
+    "no maps": (lambda: KroneckerAttention(4, project=None), ValueError, "project must name .* not None"),
+    "zero qk": (
+        lambda: KroneckerAttention(8, qk_channels=0, project="qkv"),
+        ValueError,
+        "qk_channels must be at least 1, not 0",
+    ),
+    "text qk": (lambda: DenseAttention(8, qk_channels="4", project="qkv"), TypeError, "qk_channels must be an int"),
+    "negative out": (lambda: DenseAttention(8, out_channels=-4), ValueError, "out_channels must be at least 1, not -4"),
+    "float out": (lambda: KroneckerAttention(8, out_channels=2.5), TypeError, "out_channels must be an int, not float"),
+    "layer grid": (lambda: KroneckerAttention(8, grid=5), TypeError, "grid must be a sequence of ints, .* not 5$"),
+    "text grid": (lambda: KroneckerAttention(8, positions="learned", grid="ab"), TypeError, "grid must be .* not 'ab'"),
+    "float places": (lambda: DenseAttention(8, grid=(2.5, 3)), TypeError, r"grid must be .* not \(2.5, 3\)"),
+    "negative grid": (
+        lambda: KroneckerAttention(8, coefficient_norm="batch_per_key", grid=(-3, -5)),
+        ValueError,
+        r"grid must have at least one position on every axis, not \(-3, -5\)",
+    ),
+    "seven axes": (lambda: DenseAttention(8, grid=(3,) * 7), ValueError, "grid must have 1 to 4 axes"),
+    "no axes": (lambda: KroneckerAttention(8, grid=()), ValueError, r"grid must have 1 to 4 axes, not \(\)"),
+    "dense options": (
+        lambda: DenseAttention(8, gate=True),
+        TypeError,
+        r"^DenseAttention.__init__\(\) got an unexpected keyword argument 'gate'",
+    ),
+    "head's options": (
+        lambda: DenseSegmentationHead(8, 4, rates=3),
+        TypeError,
+        r"^DenseAttention.__init__\(\) got an unexpected keyword argument 'rates'",
+    ),
+    "layer pool": (lambda: DenseAttention(8, pool=0), ValueError, "pool must be at least 1, not 0"),
     "float channels": (lambda: DenseAttention(4.0), TypeError, "channels must be an int, not float"),
     "zero channels": (lambda: KroneckerAttention(0), ValueError, "channels must be at least 1, not 0"),
 }

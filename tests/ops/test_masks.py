@@ -100,6 +100,13 @@ def test_pad_batch():
     assert batch.count_nonzero() == 14
 
 
+def test_gradients_go_through_the_padding():
+    samples = [torch.randn(2, 3, 1, requires_grad=True), torch.randn(2, 1, 4)]
+    batch, _ = pad_batch([2 * samples[0], samples[1]])
+    batch.sum().backward()
+    assert torch.equal(samples[0].grad, torch.full((2, 3, 1), 2.0))
+
+
 @pytest.mark.parametrize(
     ("samples", "error", "message"),
     [

@@ -97,6 +97,26 @@ def test_the_first_call_may_be_of_any_kind(first):
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.parametrize("x", [torch.randn(1, 2, 4, 5)])
+def test_fake_tensors_leave_nothing_behind(x):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert matrices.matrices_of(mode.from_tensor(x)) is None
+    pool, _ = matrices.matrices_of(x)
+    assert type(pool) is torch.Tensor
+    torch.testing.assert_close(x.flatten(2) @ pool.t(), reference.axis_averages(x))
+
+
+def test_another_thread_may_clear_them(monkeypatch):
+    class Cleared(dict):
+        """Empty again as soon as something is in it."""
+
+        def __setitem__(self, key, value):
+            pass
+
+    monkeypatch.setattr(matrices, "_kept", Cleared())
+    assert matrices.matrices_of(torch.zeros(1, 1, 2, 3))[0].shape == (5, 6)
+
+
 def test_few_are_kept():
     for size in range(1, 31):
         for other in range(1, 5):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 pytest.importorskip("triton")
@@ -520,3 +521,14 @@ class TestChoice:
             assert "only a test" in availability._tried()
         assert "only a test" in availability._tried()
         availability._tried.cache_clear()
+
+    def test_the_first_call_may_be_among_fake_tensors(self, monkeypatch):
+        """Whether Triton works is found out once, with a kernel that runs."""
+
+        def probe():
+            assert torch.zeros(1).item() == 0
+
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+        monkeypatch.setattr("kronattn.ops.triton.blocks.probe", probe)
+        with FakeTensorMode():
+            assert availability._try() is None

@@ -10,6 +10,7 @@ from kronattn.inference.convolution import as_rows, constant
 from kronattn.nn import KroneckerAttention
 from kronattn.nn.plain import is_plain
 from kronattn.ops import native
+from kronattn.ops.compat import has_hooks
 from kronattn.ops.matrices import matrices_of
 
 __all__ = ["FusedKroneckerAttention", "fused_attention"]
@@ -30,6 +31,8 @@ def fused_attention(
         portable: for other runtimes; see :mod:`kronattn.inference.convolution`.
     """
     if type(layer) is not KroneckerAttention or layer.num_heads > 1 or not set(layer.project) <= {"v"}:
+        return None
+    if has_hooks(layer):
         return None
     if layer.coefficient_norm not in (None, "batch") or layer.softmax != "joint" or layer.positions is not None:
         return None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval
 
 from kronattn.nn.blocks import ConvNormAct
+from kronattn.ops.compat import has_hooks
 from kronattn.ops.fx import is_captured
 
 __all__ = ["FusedConv", "FusedPointwise", "act_or_none", "add_into", "as_rows", "constant", "folded", "fused_conv"]
@@ -37,7 +38,7 @@ def folded(module: ConvNormAct) -> tuple[Tensor, Tensor]:
 
 def act_or_none(act: nn.Module | None) -> nn.Module | None:
     """An activation that does something, or None: on a small map a call takes as long as the arithmetic."""
-    return None if isinstance(act, nn.Identity) else act
+    return None if isinstance(act, nn.Identity) and not has_hooks(act) else act
 
 
 def fused_conv(module: ConvNormAct, portable: bool = False) -> nn.Module:

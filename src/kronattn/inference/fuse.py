@@ -17,10 +17,11 @@ from kronattn.inference.bottleneck import (
 from kronattn.inference.convolution import fused_conv
 from kronattn.nn import AttnModule, AttnSkipModule, BaseModule, BaseSkipModule, ConvNormAct
 from kronattn.nn.plain import is_plain
+from kronattn.ops.compat import has_hooks
 
 __all__ = ["fuse", "fuse_known", "fuse_unsupported_reason"]
 
-_BOTTLENECKS = (BaseModule, BaseSkipModule, AttnModule, AttnSkipModule)
+_KNOWN = (BaseModule, BaseSkipModule, AttnModule, AttnSkipModule, ConvNormAct)
 
 
 def fuse(model: nn.Module, *, attention: bool = True) -> nn.Module:
@@ -60,6 +61,8 @@ def fuse_unsupported_reason(model: nn.Module) -> str | None:
     has_norm = False
     for name, module in model.named_modules():
         has_norm = has_norm or isinstance(module, nn.BatchNorm2d)
+        if type(module) in _KNOWN and has_hooks(module):
+            return f"{name or 'it'} has hooks; remove them first"
         if isinstance(module, ConvNormAct):
             where = f"{name}." if name else ""
             if not isinstance(module.norm, nn.BatchNorm2d) or module.norm.running_var is None:
@@ -79,16 +82,16 @@ def fuse_known(model: nn.Module, *, attention: bool = True, portable: bool = Fal
         attention: as in :func:`fuse`.
         portable: convolutions rather than matrix products on channels-last rows, for other runtimes and converters.
     """
-    fused = _replaced(copy.deepcopy(model).eval(), attention, portable)
+    fused = _replaced(copy.deepcopy(model).eval().requires_grad_(False), attention, portable)
     for conv, norm in _pairs(fused):
         _fold_pair(fused, conv, norm)
     return fused
 
 
 def _replaced(module: nn.Module, attention: bool, portable: bool) -> nn.Module:
-    is_known = type(module) is ConvNormAct or type(module) in _BOTTLENECKS
-    if is_known and all(_foldable(child) for child in module.modules() if isinstance(child, ConvNormAct)):
-        return _fused(module, attention, portable)
+    if type(module) in _KNOWN:
+        # One that cannot be folded needs its parts as they are: some are called with what to concatenate.
+        return _fused(module, attention, portable) if all(map(_foldable, module.modules())) else module
     for name, child in module.named_children():
         setattr(module, name, _replaced(child, attention, portable))
     return module
@@ -105,7 +108,12 @@ def _fused(module: nn.Module, attention: bool, portable: bool) -> nn.Module:
     return fused_conv(module, portable)
 
 
-def _foldable(module: ConvNormAct) -> bool:
+def _foldable(module: nn.Module) -> bool:
+    """Whether nothing is lost with a module that folding takes apart; true of all others."""
+    if isinstance(module, _KNOWN) and has_hooks(module):
+        return False
+    if not isinstance(module, ConvNormAct):
+        return True
     norm = module.norm
     return isinstance(norm, nn.BatchNorm2d) and norm.running_var is not None and is_plain(module.conv, norm)
 

@@ -24,10 +24,9 @@ class KroneckerAttentionBlock(nn.Module):
         num_channels: of the input; a multiple of ``norm_num_groups`` and of ``num_head_channels``.
         num_head_channels: channels of a head; one head by default.
         norm_num_groups, norm_eps: of the group norm.
-        attention_dtype: that attention is computed in; the input's by default.
         include_fc: whether a linear map follows the attention.
-        use_combined_linear, use_flash_attention: taken and without effect: there is no matrix of all positions to
-            avoid.
+        attention_dtype, use_combined_linear, use_flash_attention: taken and without effect: attention is added up in
+            float32 at least, and there is no matrix of all positions to avoid.
         mode: "qkv" (rows and columns ask) or "kv" (every position asks).
 
     Shape:
@@ -63,7 +62,6 @@ class KroneckerAttentionBlock(nn.Module):
             if num_channels % value:
                 raise ValueError(f"num_channels {num_channels} must be a multiple of {name} {value}")
         self.spatial_dims = spatial_dims
-        self.attention_dtype = attention_dtype
         self.norm = nn.GroupNorm(norm_num_groups, num_channels, eps=norm_eps, affine=True)
         self.attn = KroneckerAttention(
             num_channels,
@@ -80,9 +78,4 @@ class KroneckerAttentionBlock(nn.Module):
             raise ValueError(f"expected {self.spatial_dims} spatial dimensions, got an input of {tuple(x.shape)}")
         if x.shape[1] != self.norm.num_channels:
             raise ValueError(f"expected {self.norm.num_channels} channels, got an input of {tuple(x.shape)}")
-        normed = self.norm(x)
-        if self.attention_dtype is None:
-            return x + self.fc(self.attn(normed))
-        with torch.autocast(x.device.type, self.attention_dtype):
-            attended = self.attn(normed.to(self.attention_dtype))
-        return x + self.fc(attended.to(x.dtype))
+        return x + self.fc(self.attn(self.norm(x)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from kronattn.ops.checks import dtype_name
 from kronattn.ops.fx import is_captured, leaf_function
 
 __all__ = ["checked_input"]
@@ -22,6 +23,10 @@ def checked_input(x: Tensor, in_chans: int, axes: int = 2, least: int = 1) -> Te
     # A graph that is being captured is made for sizes it has yet to see.
     if is_captured():
         return x
+    if not isinstance(x, Tensor):
+        raise TypeError(f"the input must be a torch.Tensor, not {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"the input must be floating-point, not {dtype_name(x.dtype)}: convert it with x.float()")
     if x.dim() != axes + 2:
         expected = f"(N, {in_chans}, {'H, W' if axes == 2 else 'D, H, W'})"
         raise ValueError(f"the input must be {expected}, but its shape is {tuple(x.shape)}")

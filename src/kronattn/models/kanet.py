@@ -6,6 +6,7 @@ conventions for models (``forward_features``, ``reset_classifier``, ``feature_in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from kronattn.models.drop_path import DropPath
 from kronattn.models.inputs import checked_input
 from kronattn.models.pooling import GlobalPool
+from kronattn.names import near_names
 from kronattn.nn import (
     AttnModule,
     AttnSkipModule,
@@ -29,6 +31,7 @@ from kronattn.nn import (
 )
 from kronattn.nn.blocks import ReLU6
 from kronattn.nn.context_registry import context_builder
+from kronattn.ops.checks import check_positive_int
 
 __all__ = ["TABLE_1", "VARIANTS", "KANet", "Row", "Variant", "with_context"]
 
@@ -109,7 +112,7 @@ def with_context(
         >>> with_context("kanet_kv", "none") == VARIANTS["kanet_without_kao"]
         True
     """
-    modules = VARIANTS[variant] if isinstance(variant, str) else variant
+    modules = _modules_of(variant)
     layer = context_builder(context, **(context_options or {}))
     if "attn_layer" not in getattr(modules.attn, "keywords", {}):
         name = variant if isinstance(variant, str) else "this variant"
@@ -117,6 +120,16 @@ def with_context(
     if context == "none":
         return Variant(modules.base, BaseModule)
     return Variant(modules.base, partial(modules.attn, attn_layer=layer))
+
+
+def _modules_of(variant: str | Variant) -> Variant:
+    if isinstance(variant, Variant):
+        return variant
+    if not isinstance(variant, str):
+        raise TypeError(f"variant must be a name or a Variant, not {type(variant).__name__}")
+    if variant not in VARIANTS:
+        raise ValueError(f"unknown variant {variant!r}: {near_names(variant, VARIANTS)}")
+    return VARIANTS[variant]
 
 
 class KANet(nn.Module):
@@ -168,6 +181,10 @@ class KANet(nn.Module):
         table: Sequence[Row] = TABLE_1,
     ) -> None:
         super().__init__()
+        check_positive_int("num_classes", num_classes, least=0)
+        check_positive_int("in_chans", in_chans)
+        if isinstance(width, bool) or not isinstance(width, int | float) or not 0 < width < math.inf:
+            raise ValueError(f"width must be a number above 0, not {width!r}")
         if output_stride not in OUTPUT_STRIDES:
             raise ValueError(f"output_stride must be 8, 16 or 32, not {output_stride!r}")
         if not 0 <= drop_path_rate < 1:
@@ -176,7 +193,7 @@ class KANet(nn.Module):
             variant = with_context(variant, context, context_options)
         elif context_options:
             raise ValueError(f"context_options {dict(context_options)} were given without context")
-        modules = VARIANTS[variant] if isinstance(variant, str) else variant
+        modules = _modules_of(variant)
         layers: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer}
         self.num_classes = num_classes
         self.in_chans = in_chans
@@ -305,6 +322,8 @@ class KANet(nn.Module):
             if not 1 <= indices <= total:
                 raise ValueError(f"the last {indices} features were asked for, but there are {total}")
             return list(range(total - indices, total))
+        if not indices:
+            raise ValueError("indices must name one feature or more, not none")
         for index in indices:
             if not -total <= index < total:
                 raise ValueError(f"feature index {index} is out of range: there are features 0 to {total - 1}")
@@ -318,6 +337,7 @@ class KANet(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier for ``num_classes`` (0: none) and, where given, another global pooling."""
+        check_positive_int("num_classes", num_classes, least=0)
         self.num_classes = num_classes
         if global_pool is not None:
             self.global_pool = GlobalPool(global_pool)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,7 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
             raise ValueError(f"{name} has no features_only: that is for classifiers")
         if pretrained:
             packaged_weights(name)  # which says what there is
+            _check_fits_weights(option for option in options if option not in _TIMM_OPTIONS)
             options["pretrained_cfg"] = PACKAGED_TAG
         return require_library("timm", "features_only").create_model(name, pretrained=pretrained, **options)
     if pretrained:
@@ -107,6 +108,8 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
 
 
 def _check_name(name: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a model must be a str, not {type(name).__name__}")
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}: {near_names(name, MODELS)}")
 
@@ -128,18 +131,20 @@ def packaged_weights(name: str) -> Path:
     return _WEIGHTS / f"{name}.safetensors"
 
 
+def _check_fits_weights(options: Iterable[str]) -> None:
+    taken = ("num_classes", "in_chans", *_FITS_WEIGHTS)
+    if unfit := [option for option in options if option not in taken]:
+        listed = f"{', '.join(taken[:-1])} and {taken[-1]}"
+        raise ValueError(f"pretrained=True takes {listed}; {', '.join(unfit)} would not fit the weights")
+
+
 def _create_pretrained(name: str, options: dict[str, Any]) -> nn.Module:
     """The packaged weights; another number of classes keeps the features and gets a new classifier, other channels of
     the image an adapted first convolution: both as in timm."""
     from kronattn.models.files import load_model
 
     classes, channels = options.pop("num_classes", None), options.pop("in_chans", 3)
-    unfit = [option for option in options if option not in _FITS_WEIGHTS]
-    if unfit:
-        known = ", ".join(("num_classes", "in_chans", *_FITS_WEIGHTS[:-1]))
-        raise ValueError(
-            f"pretrained=True takes {known} and {_FITS_WEIGHTS[-1]}; {', '.join(unfit)} would not fit the weights"
-        )
+    _check_fits_weights(options)
     model, description = load_model(packaged_weights(name))
     if options or channels != 3:
         state = model.state_dict()

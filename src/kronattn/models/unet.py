@@ -17,8 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronattn.models.inputs import checked_input
+from kronattn.nn.context_layer import ContextLayer
 from kronattn.nn.context_registry import context_builder
 from kronattn.nn.grid_attention import GridAttention
+from kronattn.ops.checks import check_positive_int
 from kronattn.ops.fx import leaf_function
 
 __all__ = ["UNETS", "UNET_VOLUMES", "UNet"]
@@ -69,6 +71,8 @@ class UNet(nn.Module):
         places: Sequence[str] = PLACES,
     ) -> None:
         super().__init__()
+        check_positive_int("num_classes", num_classes)
+        check_positive_int("in_chans", in_chans)
         if axes not in _CONVOLUTIONS:
             raise ValueError(f"axes must be 2 or 3, not {axes!r}")
         if len(widths) < 2 or min(widths) < 1:
@@ -113,6 +117,7 @@ class UNet(nn.Module):
 
     def reset_classifier(self, num_classes: int) -> None:
         """A new last convolution for ``num_classes``; everything before it stays."""
+        check_positive_int("num_classes", num_classes)
         old: Any = self.classifier
         like = {"device": old.weight.device, "dtype": old.weight.dtype}
         self.classifier = _CONVOLUTIONS[self.axes](old.in_channels, num_classes, 1, **like)
@@ -120,11 +125,10 @@ class UNet(nn.Module):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """The scales of the coefficients' batch norm: decay would flatten the attention."""
+        """The scales of the coefficients' norm, and positions: decay would flatten the attention."""
         layers = [name for name, module in self.named_modules() if isinstance(module, GridAttention)]
-        return {
-            name for name, _ in self.named_parameters() if any(name.startswith(f"{layer}.norm.") for layer in layers)
-        }
+        spared = tuple(f"{layer}.{part}." for layer in layers for part in ("norm", "positions"))
+        return {name for name, _ in self.named_parameters() if name.startswith(spared)}
 
 
 class _Block(nn.Sequential):
@@ -150,7 +154,8 @@ class _WithContext(nn.Module):
         self.attn = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.attn(x, residual=x)
+        # Our own layers can add the input on the way out; any other layer gives its output first.
+        return self.attn(x, residual=x) if isinstance(self.attn, GridAttention | ContextLayer) else self.attn(x) + x
 
 
 @leaf_function

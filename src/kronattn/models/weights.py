@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from kronattn.extras import require_library
+from kronattn.ops.checks import check_positive_int
 
 __all__ = [
     "Transfer",
@@ -32,7 +33,10 @@ def unpack(path: Path) -> dict[str, Any]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ValueError(f"{path} is no checkpoint of tensors and plain values, so it is not loaded") from None
-    except (RuntimeError, EOFError, ValueError, KeyError, IndexError):
+    except (FileNotFoundError, PermissionError):
+        raise
+    except (RuntimeError, EOFError, ValueError, KeyError, IndexError, OSError):
+        # torch looks for the end of a file that is cut short at places that no file has, which is an OSError.
         raise ValueError(f"{path} is not a PyTorch file, or a broken one") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds a {type(found).__name__} where a dictionary of tensors was expected")
@@ -114,6 +118,7 @@ def adapt_first_convolution(weight: Tensor, channels: int) -> Tensor:
         >>> adapt_first_convolution(torch.ones(8, 3, 3, 3), 1)[0, 0, 0]
         tensor([3., 3., 3.])
     """
+    check_positive_int("channels", channels)
     if channels == 3:
         return weight
     if channels == 1:
@@ -242,6 +247,10 @@ def _rename(key: str, rules: _Rules, places: Mapping[str, str]) -> str:
     return re.sub(r"^classifier\.1\.", "classifier.", key)
 
 
-def _some(names: list[str], most: int = 3) -> str:
-    listed = ", ".join(names[:most])
-    return listed + (f" and {len(names) - most} more" if len(names) > most else "")
+# Enough to see what it is about.
+_MOST_NAMED = 3
+
+
+def _some(names: list[str]) -> str:
+    listed = ", ".join(names[:_MOST_NAMED])
+    return listed + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")

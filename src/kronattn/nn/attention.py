@@ -16,7 +16,7 @@ from kronattn.nn.plain import is_plain
 from kronattn.nn.positions import AxisPositions
 from kronattn.ops import stages, torch_backend
 from kronattn.ops.attention import pool_grid
-from kronattn.ops.checks import check_options, check_residual
+from kronattn.ops.checks import check_grid, check_options, check_positive_int, check_residual
 from kronattn.ops.fx import is_captured, leaf_function
 from kronattn.ops.masks import NO_MASKS, Masks, apply_masks, cleared
 from kronattn.ops.plan import Plan, make_plan
@@ -83,7 +83,7 @@ class KroneckerAttention(GridAttention):
         mean: str = "once",
         project: str = "v",
         coefficient_norm: str | None = "batch",
-        scale: float = 1.0,
+        scale: float | Tensor = 1.0,
         qk_channels: int | None = None,
         out_channels: int | None = None,
         grid: Sequence[int] | None = None,
@@ -110,6 +110,8 @@ class KroneckerAttention(GridAttention):
             )
         if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
             raise ValueError(f"dropout must be a number from 0 up and below 1, not {dropout!r}")
+        if grid is not None:
+            check_grid(grid)
         super().__init__(
             channels,
             num_heads=num_heads,
@@ -122,6 +124,7 @@ class KroneckerAttention(GridAttention):
             device=device,
             dtype=dtype,
         )
+        self.grid = None if grid is None else tuple(grid)
         self.mode = mode
         self.mean = mean
         self.softmax = softmax
@@ -358,8 +361,7 @@ class DenseAttention(GridAttention):
         channels: of the input.
         pool: the factor that keys and values are pooled by along every axis (Attn+Pool); 7 becomes 4 for 2.
         grid: the keys' grid before pooling, for "batch_per_key" alone.
-        options: num_heads, project, coefficient_norm, scale, qk_channels, out_channels, device and dtype, as in
-            :class:`KroneckerAttention`.
+        num_heads, project, coefficient_norm, scale, qk_channels, out_channels: as in :class:`KroneckerAttention`.
 
     Shape:
         query (N, channels, *grid), and key and value (N, channels, *other_grid) where given, to
@@ -371,10 +373,38 @@ class DenseAttention(GridAttention):
     """
 
     def __init__(
-        self, channels: int, *, pool: int | None = None, grid: Sequence[int] | None = None, **options: Any
+        self,
+        channels: int,
+        *,
+        pool: int | None = None,
+        grid: Sequence[int] | None = None,
+        num_heads: int = 1,
+        project: str = "v",
+        coefficient_norm: str | None = "batch",
+        scale: float | Tensor = 1.0,
+        qk_channels: int | None = None,
+        out_channels: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
+        if pool is not None:
+            check_positive_int("pool", pool)
+        if grid is not None:
+            check_grid(grid)
         num_keys = None if grid is None else math.prod(-(-size // (pool or 1)) for size in grid)
-        super().__init__(channels, num_keys=num_keys, **options)
+        super().__init__(
+            channels,
+            num_heads=num_heads,
+            project=project,
+            coefficient_norm=coefficient_norm,
+            scale=scale,
+            qk_channels=qk_channels,
+            out_channels=out_channels,
+            num_keys=num_keys,
+            device=device,
+            dtype=dtype,
+        )
+        self.grid = None if grid is None else tuple(grid)
         self.pool = pool
 
     def forward(

@@ -20,6 +20,7 @@ from kronattn.nn.convolution import convolve
 from kronattn.nn.grid_attention import GridAttention
 from kronattn.nn.plain import is_plain
 from kronattn.nn.side_by_side import side_by_side
+from kronattn.ops.compat import has_hooks
 from kronattn.ops.fx import is_captured
 
 __all__ = ["AttnModule", "AttnSkipModule", "BaseModule", "BaseSkipModule", "ConvNormAct", "Layer", "ReLU6"]
@@ -191,6 +192,7 @@ class BaseSkipModule(BaseModule):
             and isinstance(norm, nn.BatchNorm2d)
             and norm.running_mean is not None
             and is_plain(self.depthwise.conv, norm, self.project.conv)
+            and not any(map(has_hooks, (self.depthwise, self.depthwise.act, self.project)))
             and batch_norm_unsupported_reason(x) is not None
         )
 
@@ -221,8 +223,8 @@ class BaseSkipModule(BaseModule):
 class AttnModule(Bottleneck):
     """AttnModule: a bottleneck of expansion r − 1 beside an attention operator that gives the missing c channels.
 
-    The original path extracts local features, the attention path global ones from the module's input (average
-    pooled by s where s > 1). The last convolution reads both. At r = 1 the attention path is the only one.
+    The original path extracts local features, the attention path global ones from the module's input; what it gives is
+    average pooled by s where s > 1. The last convolution reads both. At r = 1 the attention path is the only one.
 
     Args:
         in_channels: c.

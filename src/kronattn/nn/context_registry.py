@@ -12,6 +12,7 @@ from torch import nn
 from kronattn.names import near_names
 from kronattn.nn.attention import DenseAttention, KroneckerAttention
 from kronattn.nn.context import AxisMeans, CoordinateGate, GlobalContext, GlobalMean, NoContext, SqueezeAxial
+from kronattn.ops.checks import check_positive_int
 
 __all__ = ["CONTEXTS", "build_context", "context_builder", "list_contexts", "parse_context"]
 
@@ -66,7 +67,10 @@ def build_context(name: str, channels: int, *, axes: int = 2, **options: Any) ->
         ...
         ValueError: unknown context 'global_maen': did you mean 'global_mean'...? There are none, identity, ...
     """
+    check_positive_int("axes", axes)
     name, named = parse_context(name)
+    if "axes" in named:
+        raise ValueError(f"{name}: axes={named['axes']!r} is not for the name to say: it follows from the grid")
     for option in named.keys() & options.keys():
         raise ValueError(f"{option} was given twice, as {named[option]!r} after {name} and as {options[option]!r}")
     options |= named
@@ -97,6 +101,8 @@ def parse_context(text: str) -> tuple[str, dict[str, Any]]:
         option, equals, value = part.partition("=")
         if not option.isidentifier() or not equals:
             raise ValueError(f"context {text!r}: options are like {name}:positions=learned:gate=true, not {part!r}")
+        if option in options:
+            raise ValueError(f"context {text!r} gives {option} twice")
         options[option] = _value(value)
     return name, options
 

@@ -12,7 +12,7 @@ from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.nn.cosine_norm import CosineNorm, unit
 from kronattn.ops.checks import check_choice, check_dtype, check_heads, check_positive_int, check_scale, check_triple
 from kronattn.ops.coefficients import Moments
-from kronattn.ops.fx import leaf_function
+from kronattn.ops.fx import is_captured, leaf_function
 from kronattn.ops.masks import NO_MASKS, Masks
 from kronattn.ops.plan import Plan
 
@@ -49,6 +49,8 @@ class GridAttention(nn.Module):
     """
 
     observer: Callable[[GridAttention, Mixed, Sequence[int], Sequence[int]], None] | None = None
+    # The keys' grid, where each of them has a norm of its own.
+    grid: tuple[int, ...] | None = None
     # What regular attention is by KroneckerAttention's options.
     mode, mean, softmax, combine = "regular", "each", "joint", "sum"
 
@@ -59,7 +61,7 @@ class GridAttention(nn.Module):
         num_heads: int = 1,
         project: str = "v",
         coefficient_norm: str | None = "batch",
-        scale: float = 1.0,
+        scale: float | Tensor = 1.0,
         qk_channels: int | None = None,
         out_channels: int | None = None,
         num_keys: int | None = None,
@@ -68,7 +70,10 @@ class GridAttention(nn.Module):
     ) -> None:
         super().__init__()
         check_positive_int("channels", channels)
-        if len(set(project)) != len(project) or not set(project) <= set("qkv"):
+        for name, size in (("qk_channels", qk_channels), ("out_channels", out_channels)):
+            if size is not None:
+                check_positive_int(name, size)
+        if not isinstance(project, str) or len(set(project)) != len(project) or not set(project) <= set("qkv"):
             raise ValueError(f'project must name which of q, k, v are mapped, like "", "v" or "qkv", not {project!r}')
         check_choice("coefficient_norm", coefficient_norm, ("batch", "batch_per_key", "cosine", None))
         if coefficient_norm == "batch_per_key" and num_keys is None:
@@ -84,7 +89,12 @@ class GridAttention(nn.Module):
         self.num_heads = num_heads
         self.project = project
         self.coefficient_norm = coefficient_norm
-        self.scale = scale
+        self.scale: float | Tensor
+        if isinstance(scale, Tensor) and not isinstance(scale, nn.Parameter):
+            # It follows the layer to other devices.
+            self.register_buffer("scale", scale, persistent=False)
+        else:
+            self.scale = scale
         self.qk_channels = qk_channels or channels
         self.out_channels = out_channels or channels
 
@@ -123,7 +133,8 @@ class GridAttention(nn.Module):
             if isinstance(weight, Tensor):  # quantised modules' are not, and have no dtype to compare with
                 dtype = weight.dtype
                 break
-        return check_layer_input(query, key, value, self.channels, dtype, type(self).__name__)
+        grid = self.grid if self.coefficient_norm == "batch_per_key" else None
+        return check_layer_input(query, key, value, self.channels, dtype, type(self).__name__, grid)
 
     def _unit(self, x: Tensor, dim: int) -> Tensor:
         """Queries or keys with channels along ``dim``, of length one where coefficients are cosines."""
@@ -149,13 +160,25 @@ class GridAttention(nn.Module):
 
 @leaf_function
 def check_layer_input(
-    query: Tensor, key: Tensor | None, value: Tensor | None, channels: int, dtype: torch.dtype | None, owner: str
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    channels: int,
+    dtype: torch.dtype | None,
+    owner: str,
+    grid: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value of a layer called ``owner``, whose maps are of ``dtype``; in autocast's where that is on."""
+    """Query, key and value of a layer called ``owner``, whose maps are of ``dtype``, and whose keys have to have that
+    ``grid`` where one is given; in autocast's dtype where that is on."""
     query, key, value = check_triple(query, key, value, 1, 1.0)
     name, x = ("query", query) if query.shape[1] != channels else ("value", value)
     if x.shape[1] != channels:
         raise ValueError(f"{owner} was built for {channels} channels, but {name} has {x.shape[1]}")
+    if grid is not None and not is_captured() and tuple(key.shape[2:]) != grid:
+        raise ValueError(
+            f"{owner} was built for keys of the grid {grid}, but they have {tuple(key.shape[2:])}; "
+            f'use coefficient_norm="batch" for input of any size'
+        )
     check_dtype(query, "query", dtype, owner)
     return query, key, value
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kronattn.ops.autocast import without_autocast
-from kronattn.ops.checks import MAX_AXES
+from kronattn.ops.checks import check_grid
 from kronattn.ops.fx import leaf_module
 
 __all__ = ["AxisPositions"]
@@ -38,8 +38,7 @@ class AxisPositions(nn.Module):
 
     def __init__(self, channels: int, grid: Sequence[int], device: Any = None, dtype: Any = None) -> None:
         super().__init__()
-        if not 1 <= len(grid) <= MAX_AXES or any(size < 1 for size in grid):
-            raise ValueError(f"grid must have 1 to {MAX_AXES} axes of one place or more for positions, not {grid!r}")
+        check_grid(grid)
         self.grid = tuple(grid)
         self.vectors = nn.Parameter(torch.empty(sum(grid), channels, device=device, dtype=dtype))
         self.reset_parameters()

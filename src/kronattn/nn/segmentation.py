@@ -51,6 +51,8 @@ def resize_scores(scores: Tensor, size: Sequence[int], *, stride: int | None = N
     if stride is None:
         return F.interpolate(scores, size=(height, width), mode="bilinear", align_corners=False)
     rows, columns = scores.shape[-2:]
+    if not is_captured():
+        _check_map_size((rows, columns), (height, width), stride)
     whole = ((rows - 1) * stride + 1, (columns - 1) * stride + 1)
     # A captured graph is made for sizes it has yet to see, so it always takes the longer way, to the same result.
     if not is_captured() and whole == (height, width):
@@ -59,6 +61,14 @@ def resize_scores(scores: Tensor, size: Sequence[int], *, stride: int | None = N
     padded = F.pad(scores, (0, 1, 0, 1), mode="replicate")
     resized = F.interpolate(padded, size=(rows * stride + 1, columns * stride + 1), mode="bilinear", align_corners=True)
     return resized[..., :height, :width]
+
+
+def _check_map_size(given: tuple[int, int], size: tuple[int, int], stride: int) -> None:
+    check_positive_int("stride", stride)
+    expected = (-(-size[0] // stride), -(-size[1] // stride))
+    if given != expected:
+        wanted, image, own = ("×".join(map(str, sizes)) for sizes in (expected, size, given))
+        raise ValueError(f"scores must be a map of {wanted} for an image of {image} at stride {stride}, not of {own}")
 
 
 class SegmentationHead(nn.Module):
@@ -77,6 +87,7 @@ class SegmentationHead(nn.Module):
 
     def reset_classifier(self, num_classes: int) -> None:
         """New last convolutions for ``num_classes``, on the same device; everything before them stays."""
+        check_positive_int("num_classes", num_classes)
         weight = self.classifiers()[0].weight
         self.num_classes = num_classes
         self._new_classifiers(device=weight.device, dtype=weight.dtype)

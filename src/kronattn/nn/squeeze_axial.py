@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronattn.nn.context_layer import ContextLayer, add_residual, axis_tokens, split_axes
-from kronattn.ops.checks import check_heads
+from kronattn.ops.checks import check_heads, check_positive_int
 from kronattn.ops.fx import leaf_function, leaf_module
 from kronattn.ops.torch_backend import spread, spread_tokens
 
@@ -59,6 +59,7 @@ class SqueezeAxial(ContextLayer):
         super().__init__(channels, axes=axes)
         check_heads(num_heads, channels, "value")
         qk_channels = max(channels // 2 // num_heads, 1) * num_heads if qk_channels is None else qk_channels
+        check_positive_int("qk_channels", qk_channels)
         check_heads(num_heads, qk_channels, "query")
         self.num_heads = num_heads
         self.qk_channels = qk_channels

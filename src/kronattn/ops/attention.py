@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kronattn.ops import reference, stages
+from kronattn.ops.autocast import without_autocast
 from kronattn.ops.checks import check_grid_tensor, check_positive_int, check_triple
 from kronattn.ops.fx import leaf_function
 from kronattn.ops.plan import make_plan
@@ -54,7 +55,8 @@ def attention(
     backend = "torch" if backend == "auto" else backend
     plan = make_plan(query, key, value, num_heads=num_heads, has_parameters=isinstance(scale, Tensor), backend=backend)
     if plan.spread == "reference":
-        return reference.attention(query, key, value, num_heads=num_heads, scale=scale)
+        with without_autocast(query):
+            return reference.attention(query, key, value, num_heads=num_heads, scale=scale)
     keys = key.flatten(2).transpose(1, 2)
     values = keys if value is key else value.flatten(2).transpose(1, 2)
     return stages.spread(query, stages.scaled(keys, scale, num_heads), values, plan, num_heads=num_heads)

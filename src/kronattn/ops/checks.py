@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from kronattn.ops.autocast import autocast_is_on, autocasted
-from kronattn.ops.fx import leaf_function
+from kronattn.ops.fx import is_captured, leaf_function
 
 __all__ = [
+    "DTYPES",
     "MAX_AXES",
     "check_choice",
     "check_dtype",
+    "check_grid",
     "check_grid_tensor",
     "check_heads",
     "check_mask",
@@ -32,13 +34,13 @@ __all__ = [
 ]
 
 MAX_AXES = 4
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_grid_tensor(x: Tensor, name: str) -> None:
     """``x`` is a real floating-point tensor (N, C, *grid) of 1 to 4 axes, none of them empty."""
     _check_tensor(x, name)
-    if x.dtype not in _DTYPES:
+    if x.dtype not in DTYPES:
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, not {dtype_name(x.dtype)}")
     axes = x.dim() - 2
     if not 1 <= axes <= MAX_AXES:
@@ -50,15 +52,23 @@ def check_grid_tensor(x: Tensor, name: str) -> None:
         raise ValueError(f"{name} must have at least one channel and one position on every axis, not {tuple(x.shape)}")
 
 
-def check_tokens(tokens: Tensor, grid: Sequence[int], name: str = "tokens") -> None:
-    """``tokens`` is (N, C, sum(grid)) for a grid of 1 to 4 axes."""
-    _check_tensor(tokens, name)
+def check_grid(grid: Sequence[int]) -> None:
+    """``grid`` is the sizes of 1 to 4 axes, integers from 1 up."""
+    # A size may be a symbol: what it has in common with integers is that it can stand for one.
+    if not isinstance(grid, Sequence) or not (is_captured() or all(hasattr(size, "__index__") for size in grid)):
+        raise TypeError(f"grid must be a sequence of ints, the sizes of its axes, not {grid!r}")
     if not 1 <= len(grid) <= MAX_AXES:
         raise ValueError(f"grid must have 1 to {MAX_AXES} axes, not {tuple(grid)}")
     if any(size < 1 for size in grid):
         raise ValueError(f"grid must have at least one position on every axis, not {tuple(grid)}")
+
+
+def check_tokens(tokens: Tensor, grid: Sequence[int]) -> None:
+    """``tokens`` is (N, C, sum(grid)) for a grid of 1 to 4 axes."""
+    _check_tensor(tokens, "tokens")
+    check_grid(grid)
     if tokens.dim() != 3 or tokens.shape[-1] != sum(grid):
-        raise ValueError(f"{name} must be (N, C, {sum(grid)}) for the grid {tuple(grid)}, not {tuple(tokens.shape)}")
+        raise ValueError(f"tokens must be (N, C, {sum(grid)}) for the grid {tuple(grid)}, not {tuple(tokens.shape)}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
@@ -67,12 +77,12 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
-def check_positive_int(name: str, value: int) -> None:
-    """``value`` is an integer from 1 up."""
+def check_positive_int(name: str, value: int, *, least: int = 1) -> None:
+    """``value`` is an integer from ``least`` up."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
 
 
 def check_mode(mode: str) -> None:

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_map
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "needs_dispatcher",
     "tree_map",
     "under_transform",
+    "without_modes",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -37,6 +39,11 @@ def needs_dispatcher(x: Tensor) -> bool:
     """Whether something watches the operators that run on ``x``: a tensor subclass, or a dispatch mode such as a
     counter of operations."""
     return type(x) not in (Tensor, nn.Parameter) or _get_current_dispatch_mode() is not None
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """No dispatch mode at work: operators run, whoever watches or fakes the call around."""
+    return _disable_current_modes()
 
 
 def assume_constant(function: Function) -> Function:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kronattn.ops.checks import check_grid_tensor, check_tokens
+from kronattn.ops.checks import DTYPES, check_choice, check_grid_tensor, check_tokens
 from kronattn.ops.fx import is_captured, leaf_function
 
 __all__ = ["axis_averages", "outer_sum"]
@@ -35,6 +35,7 @@ def axis_averages(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
         tensor([[[1.5000, 2.5000, 3.5000, 1.0000, 4.0000]]])
     """
     check_grid_tensor(x, "x")
+    check_choice("dtype", dtype, (None, *DTYPES))
     averages = wide_averages(x)
     dtype = dtype or x.dtype
     return averages if averages.dtype == dtype else averages.to(dtype)

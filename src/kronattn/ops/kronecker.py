@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from kronattn.ops import reference, stages
+from kronattn.ops.autocast import without_autocast
 from kronattn.ops.checks import check_options, check_product_grid, check_triple
 from kronattn.ops.fx import leaf_function
 from kronattn.ops.masks import apply_masks, cleared
@@ -89,7 +90,9 @@ def kronecker_attention(
     if plan.spread == "reference":
         options: dict[str, Any] = {"mode": mode, "num_heads": num_heads, "scale": scale, "mean": mean}
         options |= {"softmax": softmax, "combine": combine, "mask": mask}
-        return reference.kronecker_attention(query, key, value, key_mask=mask if key_is_query else key_mask, **options)
+        options["key_mask"] = mask if key_is_query else key_mask
+        with without_autocast(query):
+            return reference.kronecker_attention(query, key, value, **options)
     key_tokens, key = stages.pool(key, plan, key_shares)
     query = key if key_is_query else query
     values = key_tokens if value_is_key else stages.pool(value, plan, key_shares)[0]

@@ -7,7 +7,7 @@ the positions that it is the average of hold data. A token whose share is zero i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,10 +56,11 @@ def pad_batch(samples: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     grid = [max(sizes) for sizes in zip(*(sample.shape[1:] for sample in samples), strict=True)]
     batch = samples[0].new_zeros(len(samples), samples[0].shape[0], *grid)
     mask = batch.new_zeros(len(samples), *grid, dtype=torch.bool)
-    for sample, padded, there in zip(samples, batch, mask, strict=True):
-        place = tuple(slice(size) for size in sample.shape[1:])
-        padded[(..., *place)] = sample
-        there[place] = True
+    for index, sample in enumerate(samples):
+        place: list[Any] = [slice(size) for size in sample.shape[1:]]
+        # Not by way of views of each sample: those could not be written to with a gradient to come.
+        batch[(index, ..., *place)] = sample
+        mask[(index, *place)] = True
     return batch, mask
 
 

@@ -42,12 +42,17 @@ def matrices_of(x: Tensor) -> tuple[Tensor, Tensor] | None:
     key = (height, width, x.dtype, x.device)
     if is_captured():
         return _kept.get(key) if torch.compiler.is_exporting() else None
-    if key not in _kept:
+    if under_transform() or needs_dispatcher(x):
+        # What is made here would be theirs: not numbers for the calls that follow.
+        return None
+    # Asked once: another thread may clear them at any time.
+    found = _kept.get(key)
+    if found is None:
         if len(_kept) >= _MOST_KEPT:
             _kept.clear()
         with torch.inference_mode(False), torch.no_grad():
-            _kept[key] = _made(height, width, x)
-    return _kept[key]
+            found = _kept[key] = _made(height, width, x)
+    return found
 
 
 def eager_matrices_of(x: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -55,7 +60,7 @@ def eager_matrices_of(x: Tensor) -> tuple[Tensor, Tensor] | None:
     does not have."""
     if x.device.type != "cpu" or x.dim() != 4 or x.dtype not in _WIDE or x.numel() > _MOST_ELEMENTS:
         return None
-    return None if is_captured() or under_transform() or needs_dispatcher(x) else matrices_of(x)
+    return None if is_captured() else matrices_of(x)
 
 
 def _made(height: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,7 @@ def scaled(keys: Tensor, scale: float | Tensor, num_heads: int) -> Tensor:
     """(N, S, C) keys times the coefficients' scale: a number, or a (1,), (num_heads,) or (num_heads, S) tensor."""
     if not isinstance(scale, Tensor):
         return keys if scale == 1 else _unrounded(keys) * scale
+    scale = scale.to(torch.promote_types(keys.dtype, torch.float32))
     if scale.numel() == 1:
         return _unrounded(keys) * scale.reshape(())
     # One for each head, or for each key of each head: (H, 1) or (S, H, 1).

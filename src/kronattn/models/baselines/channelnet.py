@@ -73,9 +73,9 @@ class GroupModule(nn.Module):
     torch.Size([2, 16, 5, 7])
     """
 
-    def __init__(self, channels: int, groups: int = GROUPS) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(*(separable(channels, channels, groups=groups) for _ in range(2)))
+        self.body = nn.Sequential(*(separable(channels, channels, groups=GROUPS) for _ in range(2)))
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.body(x)
@@ -91,9 +91,9 @@ class GroupChannelWiseModule(GroupModule):
     torch.Size([2, 16, 5, 7])
     """
 
-    def __init__(self, channels: int, groups: int = GROUPS, kernel_size: int = CHANNEL_KERNEL) -> None:
-        super().__init__(channels, groups)
-        self.body.append(ChannelWiseConv(groups, kernel_size))
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.body.append(ChannelWiseConv())
 
 
 class ChannelNet(nn.Module):

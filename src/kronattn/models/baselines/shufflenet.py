@@ -48,7 +48,6 @@ class ShuffleUnit(nn.Module):
         out_channels: int,
         *,
         stride: int = 1,
-        groups: int = GROUPS,
         first_groups: int | None = None,
     ) -> None:
         super().__init__()
@@ -56,15 +55,14 @@ class ShuffleUnit(nn.Module):
             raise ValueError(f"stride 1 adds its input: {in_channels} channels in, {out_channels} out")
         middle = out_channels // 4
         produced = out_channels if stride == 1 else out_channels - in_channels
-        self.groups = groups
-        self.reduce = conv_norm(in_channels, middle, 1, groups=first_groups or groups)
+        self.reduce = conv_norm(in_channels, middle, 1, groups=first_groups or GROUPS)
         self.depthwise = conv_norm(middle, middle, 3, stride=stride, groups=middle, activate=False)
-        self.expand = conv_norm(middle, produced, 1, groups=groups, activate=False)
+        self.expand = conv_norm(middle, produced, 1, groups=GROUPS, activate=False)
         self.shortcut = None if stride == 1 else nn.AvgPool2d(3, stride, padding=1)
         self.activation = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.expand(self.depthwise(channel_shuffle(self.reduce(x), self.groups)))
+        y = self.expand(self.depthwise(channel_shuffle(self.reduce(x), GROUPS)))
         y = x + y if self.shortcut is None else torch.cat((self.shortcut(x), y), 1)
         return self.activation(y)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from kronattn.extras import require_library
@@ -141,8 +140,3 @@ class _KANetBackbone(Backbone):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.stages(self.stem(x))
-
-    @torch.jit.ignore
-    def no_weight_decay(self) -> set[str]:
-        """The scales of the coefficients' norm, and positions, as in :class:`kronattn.models.KANet`."""
-        return {name for name, _ in self.named_parameters() if ".attn.norm." in name or ".attn.positions." in name}

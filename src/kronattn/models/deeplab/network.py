@@ -30,7 +30,8 @@ class DeepLabV2(nn.Module):
     """DeepLabV2 with its own head (ASPP), or with regular or Kronecker attention in its place.
 
     Args:
-        head: a name in ``HEADS``, or what builds a head from its numbers of channels and classes.
+        head: a name in ``HEADS``, or what builds a head from its numbers of channels and classes, which keeps the size
+            of the features.
         num_classes: 21 in PASCAL VOC: 20 and the background.
         in_chans: channels of the image.
         backbone: "resnet101" (the paper's), "resnet50", "resnet18", ..., or "kanet_kv" and its relatives.

@@ -294,8 +294,6 @@ def attend_forward(
     key_bias: Tensor | None,
     residual: Tensor | None,
     num_heads: int,
-    *,
-    blocks: AttendBlocks | None = None,
 ) -> Tensor:
     """Softmax(QKᵀ + bias)·V for every position, plus ``residual``: as :func:`kronattn.ops.torch_backend.spread`, of
     contiguous keys and values in any floating dtype and a contiguous (num_heads, S) bias."""
@@ -306,7 +304,7 @@ def attend_forward(
     residual, residual_strides = (y, y_strides) if residual is None else flat(residual)
     strides, layout = kernel_strides(q_strides, residual_strides, y_strides)
     blocks, heads, ranges, sizes, numbers = attend_arguments(
-        query.shape, keys.shape, values.shape, num_heads, query.dtype, blocks, False
+        query.shape, keys.shape, values.shape, num_heads, query.dtype, None, False
     )
     key_count = ranges[1]
     launch(

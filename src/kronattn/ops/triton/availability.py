@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 
-from kronattn.ops.compat import assume_constant
+from kronattn.ops.compat import assume_constant, without_modes
 
 __all__ = ["broken_reason", "has_room", "interpreted"]
 
@@ -52,7 +52,9 @@ def _try() -> str | None:
             return "it needs a GPU of compute capability 8.0 or newer"
         from kronattn.ops.triton.blocks import probe
 
-        probe()
+        # Fake tensors would make it fail, for good.
+        with without_modes():
+            probe()
     except Exception as error:  # whatever is wrong with a Triton installation, the torch backend works
         lines = str(error).splitlines() or [""]
         return f"Triton does not work here: {type(error).__name__}: {lines[0]}"
