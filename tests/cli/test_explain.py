@@ -100,9 +100,9 @@ def test_bad_options(given, options, message, capsys):
 
 
 def test_weights_that_are_none(given, capsys):
-    image, _, folder = given
+    image, weights, folder = given
     (folder / "text.safetensors").write_text("hello")
     assert main(["explain", image, "--weights", str(folder / "text.safetensors")]) == 2
     assert "text.safetensors is not a safetensors file" in capsys.readouterr().err
-    assert main(["explain", str(folder / "text.safetensors"), "--weights", str(folder / "text.safetensors")]) == 2
+    assert main(["explain", str(folder / "text.safetensors"), "--weights", weights]) == 2
     assert "is not an image that Pillow can read" in capsys.readouterr().err

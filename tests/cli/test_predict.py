@@ -167,6 +167,28 @@ def test_a_folder_that_cannot_be_made(monkeypatch, tmp_path, capsys, option):
     assert not list(tmp_path.rglob("*-a.png"))
 
 
+def test_overlays_and_masks_in_one_folder(monkeypatch, tmp_path, capsys):
+    from kronattn.models import files
+    from tests.predict.test_run import _Stripes
+
+    description = files.Description("stripes", {}, ["a", "b", "c", "d"], size=64, task="segmentation")
+    monkeypatch.setattr(files, "load_model", lambda source: (_Stripes(), description))
+    folders = ["--overlays", str(tmp_path / "both"), "--masks", str(tmp_path / "x" / ".." / "both")]
+    assert main(["predict", str(photo(tmp_path / "a.png", 120, 60)), "--weights", "any", *folders]) == 2
+    assert "--overlays and --masks are both " in capsys.readouterr().err
+    assert not (tmp_path / "both").exists()
+
+
+@pytest.mark.parametrize("command", ["predict", "explain"])
+def test_a_network_for_volumes_is_told_apart_before_the_file_is_read(monkeypatch, tmp_path, capsys, command):
+    from kronattn.models import files
+
+    (tmp_path / "a.nii.gz").write_bytes(b"a volume")
+    monkeypatch.setattr(files, "load_model", lambda source: (None, files.Description("unet3d", task="volumes")))
+    assert main([command, str(tmp_path / "a.nii.gz"), "--weights", "any"]) == 2
+    assert "unet3d is for volumes, not for images: kronattn evaluate takes volumes" in capsys.readouterr().err
+
+
 def test_a_classifier_writes_no_masks(weights, tmp_path, capsys):
     image = photo(tmp_path / "a.png")
     assert main(["predict", str(image), "--weights", weights, "--masks", str(tmp_path / "masks"), "--json"]) == 0

@@ -79,11 +79,25 @@ def test_evaluate_on_classes_that_the_network_does_not_know(trained, folder, tmp
         (["model.options.widht=1"], "widht"),
         (["--data", "nowhere"], "there is no folder or .tar archive 'nowhere'"),
         (["batch_size=0"], "batch_size must be at least 1"),
+        (["epochs=null"], "epochs is null: give a value"),
+        (["--data", ""], "needs to know where it lies"),
     ],
 )
 def test_mistakes(recipe_file, tmp_path, capsys, arguments, message):
     err = error_of(capsys, ["train", "--config", str(recipe_file), "--output", str(tmp_path / "run"), *arguments])
     assert message in err
+
+
+def test_a_network_that_timm_does_not_have(recipe_file, tmp_path, capsys):
+    pytest.importorskip("timm")
+    arguments = ["train", "--config", str(recipe_file), "--output", str(tmp_path / "run"), "--model", "timm/nope"]
+    assert "unknown model 'timm/nope': timm.list_models() says which there are" in error_of(capsys, arguments)
+
+
+def test_a_precision_that_weights_and_images_would_not_share(trained, folder, capsys):
+    arguments = ["evaluate", str(trained[1]), "--data", str(folder), "--precision", "64-true"]
+    message = "--precision must be 32-true, bf16-mixed or 16-mixed, not '64-true'"
+    assert message in error_of(capsys, arguments)
 
 
 def test_mistakes_leave_no_folders(recipe_file, tmp_path, monkeypatch, capsys):

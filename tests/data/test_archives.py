@@ -44,8 +44,32 @@ def test_a_file_that_claims_to_be_longer_than_the_archive(tmp_path):
         header = made.getmembers()[0]
     header.size = 10**9
     path.write_bytes(header.tobuf() + path.read_bytes()[512:])
-    with pytest.raises(ValueError, match="a.tar is broken|not a folder or an uncompressed .tar"):
+    with pytest.raises(ValueError, match=r"a.tar is (broken|cut off)"):
         list_files(path)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(1024, id="between two files"),
+        pytest.param(1024 + 300, id="within a header"),
+        pytest.param(1024 + 512 + 2, id="within a file"),
+        pytest.param(2048, id="after the last file"),
+    ],
+)
+def test_an_archive_that_is_cut_off(tmp_path, end):
+    path = archive(tmp_path / "a.tar", ("a.png", tarfile.REGTYPE, b"one"), ("b.png", tarfile.REGTYPE, b"two"))
+    path.write_bytes(path.read_bytes()[:end])
+    with pytest.raises(ValueError, match=r"a.tar is cut off: it ends without a tar archive's end"):
+        list_files(path)
+
+
+@pytest.mark.parametrize("place", ["", "a.tar,", " "])
+def test_an_empty_place_is_not_the_current_folder(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    archive(tmp_path / "a.tar", ("a.png", tarfile.REGTYPE, b"one"))
+    with pytest.raises(ValueError, match="names an empty place: give a folder or a .tar archive"):
+        list_files(place)
 
 
 def test_no_archive(tmp_path):

@@ -87,6 +87,7 @@ def test_classes_that_differ(folder):
     [
         ("foldr", "x", "unknown dataset 'foldr': did you mean 'folder'?"),
         ("folder", None, "needs to know where it lies: give --data PATH"),
+        ("imagenette", "", "needs to know where it lies: give --data PATH"),
         ("folder", "nowhere", "there is no folder or .tar archive 'nowhere'"),
         ("cifar10", "nowhere", "nowhere does not hold CIFAR-10"),
     ],
@@ -110,6 +111,20 @@ def test_bad_image_is_named(folder):
     (folder / "train" / "cat" / "1.webp").write_bytes(b"RIFF")
     with pytest.raises(BadImage, match=r"train/cat/1.webp is (broken|not an image)"):
         load_split("folder", str(folder), "train").image(1)
+
+
+def test_splits_that_a_dataset_does_not_have(folder):
+    """They were taken for train, or for val."""
+    (folder / "train").rename(folder / "whole")
+    with pytest.raises(ValueError, match="whole has no split 'test': it has train and val; give test/CLASS/IMAGE"):
+        load_split("folder", str(folder / "whole"), "test")
+    for name, known in (
+        ("digits", "digits has no split 'tset': it has train and val"),
+        ("cifar10", "CIFAR-10 has no split 'tset': it has train and val"),
+        ("imagenette_held_out", "has no split 'tset': it has train, val and test"),
+    ):
+        with pytest.raises(ValueError, match=known):
+            load_split(name, str(folder), "tset")
 
 
 def test_labels_in_another_count():

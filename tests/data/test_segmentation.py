@@ -118,10 +118,30 @@ class TestFolder:
         with pytest.raises(ValueError, match="holds no images below test/: expected test/images/ and test/masks/"):
             load_segmentation("folder", tmp_path, "test", classes=3)
         (tmp_path / "empty").mkdir()
-        with pytest.raises(ValueError, match="does not say which classes there are: add classes.txt"):
+        with pytest.raises(ValueError, match="empty holds no images below train/"):
             load_segmentation("folder", tmp_path / "empty", "train")
         with pytest.raises(FileNotFoundError, match="there is no folder or .tar archive"):
             load_segmentation("folder", tmp_path / "none", "train", classes=3)
+
+    def test_a_folder_of_another_layout_gets_no_classes(self, tmp_path):
+        root = write_folder(tmp_path, {"Train": 2})
+        with pytest.raises(ValueError, match="holds no images below train/"):
+            load_segmentation("folder", root, "train")
+        assert not (root / "classes.txt").exists()
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (b"a 0 0 0\n\nb 999 0 0\n", r", line 3: a colour is three numbers from 0 to 255, not \(999, 0, 0\)"),
+            (b"caf\xe9\n", " is not UTF-8: byte 4 belongs to no letter"),
+            (b"\n", " names no class: give a name on each line"),
+        ],
+    )
+    def test_classes_that_are_wrong(self, tmp_path, content, message):
+        root = write_folder(tmp_path, {"train": 1})
+        (root / "classes.txt").write_bytes(content)
+        with pytest.raises(ValueError, match=f"classes.txt{message}"):
+            load_segmentation("folder", root, "train")
 
 
 class TestVOC:

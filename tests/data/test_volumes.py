@@ -9,7 +9,7 @@ import torch
 
 from kronattn.data.images import BadImage
 from kronattn.data.volume_augment import VolumeSettings, random_volume_crop, vary_intensity
-from kronattn.data.volumes import IGNORED, decode_volumes, load_volumes
+from kronattn.data.volumes import IGNORED, check_same_spacing, decode_volumes, load_volumes
 
 nibabel = pytest.importorskip("nibabel", reason="volumes are an extra")
 
@@ -81,6 +81,50 @@ def test_labels_out_of_range(folder):
 def test_another_spacing(folder):
     pair(folder, "bb", spacing=(1.0, 1.0, 2.5))
     with pytest.raises(BadImage, match=r"bb.nii.gz has a spacing of 1×1×2.5, but .*a.nii.gz one of 1×1×1: resample"):
+        decode_volumes(load_volumes(str(folder), "train"))
+
+
+def test_another_spacing_in_another_split(folder):
+    pair(folder, "ccc", spacing=(2.0, 1.0, 1.0))
+    splits = [load_volumes(str(folder), split) for split in ("train", "val")]
+    check_same_spacing(splits[:1])
+    with pytest.raises(BadImage, match=r"ccc.nii.gz has a spacing of 2×1×1, but .*a.nii.gz one of 1×1×1: resample"):
+        check_same_spacing(splits)
+
+
+@pytest.mark.parametrize("other", ["images/site/a.nii.gz", "images/a.nii"])
+def test_two_volumes_of_one_name(folder, other):
+    (folder / other).parent.mkdir(exist_ok=True)
+    (folder / other).write_bytes((folder / "images" / "a.nii.gz").read_bytes())
+    with pytest.raises(ValueError, match="have the same name: which one is meant"):
+        load_volumes(str(folder), "train")
+
+
+@pytest.mark.parametrize("names", [5, "a", {"a": 1}, [["a"]], [{"image": "a"}], [None]])
+def test_splits_of_another_shape(folder, names):
+    (folder / "splits.json").write_text(json.dumps({"train": names}))
+    with pytest.raises(ValueError, match=r"splits.json: train must be a list of names, such as \["):
+        load_volumes(str(folder), "train")
+
+
+@pytest.mark.parametrize(("content", "message"), [(b"\n", "names no class: give a name"), (b"a\n\xe9", "is not UTF-8")])
+def test_classes_that_cannot_be_read(folder, content, message):
+    (folder / "classes.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=f"classes.txt {message}"):
+        load_volumes(str(folder), "train")
+
+
+def test_voxels_that_are_no_numbers_of_one_part(folder):
+    for array in (np.zeros((4, 5, 6), [("R", "u1"), ("G", "u1"), ("B", "u1")]), np.ones((4, 5, 6), np.complex64)):
+        write(folder / "images" / "a.nii.gz", array)
+        with pytest.raises(BadImage, match=r"images.a.nii.gz holds colours or complex numbers .*, expected one number"):
+            decode_volumes(load_volumes(str(folder), "train"))
+
+
+@pytest.mark.filterwarnings("error")
+def test_labels_that_are_no_numbers(folder):
+    write(folder / "labels" / "a.nii.gz", np.full((4, 5, 6), np.nan, np.float32))
+    with pytest.raises(BadImage, match=r"labels.a.nii.gz holds labels that are no numbers"):
         decode_volumes(load_volumes(str(folder), "train"))
 
 

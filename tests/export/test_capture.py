@@ -70,6 +70,17 @@ def test_one_fixed_size():
     assert [one.size for one in exported.differences] == [(96, 96)]
 
 
+def test_one_fixed_size_that_is_not_square():
+    description = Description("mean", {"in_chans": 1}, size=216, task="spectrograms", shape=[1, 64, 216])
+    exported = export_network(_Mean(), description, dynamic=False, format="torch-export")
+    assert [one.size for one in exported.differences] == [(64, 216)]
+
+
+def test_a_network_for_volumes_is_refused():
+    with pytest.raises(ValueError, match="unet3d is for volumes, not for images: kronattn evaluate takes volumes"):
+        export_network(_Mean(), Description("unet3d", task="volumes"), format="torch-export")
+
+
 def test_a_network_that_differs_is_refused(monkeypatch):
     from kronattn.export import capture
 

@@ -46,6 +46,29 @@ def test_a_bad_file_stops_nobody(photos, tmp_path):
     assert results[1].error == f"{bad} is not an image that Pillow can read"
 
 
+class _NotTiny(nn.Module):
+    """A classifier that needs some pixels to see anything."""
+
+    def forward(self, x):
+        if min(x.shape[2:]) < 8:
+            raise ValueError(f"the input must be at least 8×8, but is {x.shape[2]}×{x.shape[3]}")
+        return x.mean(dim=(2, 3))
+
+
+def test_an_image_that_the_network_refuses_stops_nobody(photos, tmp_path):
+    tiny = tmp_path / "tiny.png"
+    Image.new("RGB", (1, 1)).save(tiny)
+    description = Description("any", {}, CLASSES, task="spectrograms", shape=[3, 64, 64])
+    results = list(predict_files([photos[0], tiny, photos[1]], _NotTiny(), description))
+    assert [bool(one.classes) for one in results] == [True, False, True]
+    assert results[1].error == f"{tiny}: the input must be at least 8×8, but is 1×1"
+
+
+def test_a_network_for_volumes(photos):
+    with pytest.raises(ValueError, match="unet3d is for volumes, not for images: kronattn evaluate takes volumes"):
+        next(predict_files(photos, nn.Identity(), Description("unet3d", task="volumes")))
+
+
 class _Stripes(nn.Module):
     """A segmenter at a quarter of the resolution: class 1 on the left, class 2 on the right."""
 

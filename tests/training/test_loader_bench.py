@@ -8,6 +8,9 @@ from kronattn.training.data import TrainingData
 from kronattn.training.recipe import load_recipe
 from kronattn.training.task_module import TaskModule
 from tests.data.segmentation_folders import write_folder
+from tests.training.test_spectrograms import settings_of_sounds, sounds
+
+__all__ = ["sounds"]
 
 
 @pytest.mark.parametrize("in_memory", ["yes", "no"])
@@ -41,6 +44,11 @@ def test_whole_steps(recipe, monkeypatch):
     assert len({*first, *second}) == 2 * steps
     assert len(set(without)) == len(set(without_again)) == 1
     assert without[0] != without_again[0]
+
+
+def test_spectrograms(sounds):
+    recipe = load_recipe(None, [*settings_of_sounds(sounds), "epochs=2", "batch_size=4"])
+    assert bench_loader(recipe, epochs=2)["size"] == (32, 48)
 
 
 def test_masks(tmp_path):

@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import Callback
 from safetensors.torch import load_file
 
 from kronattn.models.files import load_model
+from kronattn.models.weights import unpack
 from kronattn.training import image_data
 from kronattn.training.callbacks import Diverged
 from kronattn.training.evaluation import evaluate
@@ -175,6 +176,89 @@ def test_validation_now_and_then(recipe, tmp_path):
 def test_a_finished_run_is_taken_as_it_is(recipe, tmp_path):
     first = train(replace(recipe, epochs=1), folder=tmp_path / "run")
     assert train(replace(recipe, epochs=1), folder=tmp_path / "run", resume=True) == first
+
+
+def test_a_finished_run_is_not_taken_for_one_of_other_settings(recipe, tmp_path):
+    folder = tmp_path / "run"
+    train(replace(recipe, epochs=1), folder=folder)
+    before = (folder / "config.yaml").read_text()
+    wider = replace(recipe.model, options={**recipe.model.options, "width": 0.5})
+    for other in (replace(recipe, epochs=5), replace(recipe, epochs=1, model=wider)):
+        with pytest.raises(ValueError, match=r"run holds a finished run with other settings, those of .*config.yaml"):
+            train(other, folder=folder, resume=True)
+    assert (folder / "config.yaml").read_text() == before
+    # Data may have been moved, and threads are the machine's.
+    moved = replace(recipe, epochs=1, data=replace(recipe.data, path="elsewhere"), threads=3)
+    assert train(moved, folder=folder, resume=True)["epochs"] == 1
+    (folder / "result.json").write_text('{"top1": ')
+    with pytest.raises(ValueError, match=r"result.json is no JSON, or cut short: remove it"):
+        train(replace(recipe, epochs=1), folder=folder, resume=True)
+
+
+def test_a_checkpoint_of_other_options(recipe, tmp_path):
+    folder = tmp_path / "run"
+    train(replace(recipe, epochs=1), folder=folder)
+    (folder / "result.json").unlink()
+    before = (folder / "config.yaml").read_text()
+    wider = replace(recipe.model, options={**recipe.model.options, "width": 0.5})
+    with pytest.raises(ValueError, match=r"last.ckpt is of a network with the options .*0.25.*, but .*0.5"):
+        train(replace(recipe, model=wider), folder=folder, resume=True)
+    assert (folder / "config.yaml").read_text() == before
+
+
+@pytest.mark.parametrize("cut", [0, 3000, 5000])
+def test_a_checkpoint_that_is_cut_short(recipe, tmp_path, cut):
+    folder = tmp_path / "run"
+    train(replace(recipe, epochs=1), folder=folder)
+    (folder / "result.json").unlink()
+    (folder / "last.ckpt").write_bytes((folder / "last.ckpt").read_bytes()[:cut])
+    with pytest.raises(ValueError, match=r"last.ckpt is not a PyTorch file, or a broken one"):
+        train(replace(recipe, epochs=1), folder=folder, resume=True)
+
+
+def test_a_checkpoint_that_is_gone_is_not_called_broken(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"best.ckpt"):
+        unpack(tmp_path / "best.ckpt")
+
+
+@pytest.mark.parametrize("name", ["README.md", "config.yaml", "result.json", "weights.safetensors"])
+def test_files_of_somebody_else_are_not_written_over(recipe, tmp_path, name):
+    (tmp_path / name).write_text("epochs: 3\n")
+    with pytest.raises(FileExistsError, match=f"holds {name}, which a run would write over: --output takes another"):
+        train(recipe, folder=tmp_path, resume=True)
+    assert (tmp_path / name).read_text() == "epochs: 3\n"
+    assert not (tmp_path / "history.csv").exists()
+
+
+def test_a_run_that_broke_off_early_is_begun_again(recipe, tmp_path):
+    """Where it left its recipe and no checkpoint, as after a first epoch that diverged."""
+    diverging = replace(recipe, optimiser=replace(recipe.optimiser, lr=1e30), epochs=1)
+    with pytest.raises(Diverged):
+        train(diverging, folder=tmp_path / "run")
+    for name in ("history.csv", "best.ckpt"):
+        (tmp_path / "run" / name).write_text("of the epoch that it broke off in")
+    assert train(replace(recipe, epochs=1), folder=tmp_path / "run")["epochs"] == 1
+
+
+def test_a_worker_s_folder(recipe, tmp_path):
+    (tmp_path / "planned.yaml").write_text("")
+    (tmp_path / "config.yaml").write_text("")
+    assert train(replace(recipe, epochs=1), folder=tmp_path, resume=True, figures_only=True)["epochs"] == 1
+
+
+def test_a_recipe_is_written_once_the_data_is_there(recipe, tmp_path):
+    nowhere = replace(recipe, data=replace(recipe.data, path=str(tmp_path / "nowhere")))
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        train(nowhere, folder=tmp_path / "run")
+    with pytest.raises(ValueError, match="accelerator is 'cuda' and devices 1, which this machine does not have"):
+        train(replace(recipe, accelerator="cuda"), folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_split_to_test_on_that_is_not_there(recipe, tmp_path):
+    with pytest.raises(ValueError, match="holds no images below tset/"):
+        train(recipe, folder=tmp_path / "run", test="tset")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_is_not_overwritten(recipe, tmp_path):

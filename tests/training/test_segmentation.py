@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from kronattn.cli import main
 from kronattn.data.joint import joint_training_transform
@@ -180,6 +181,17 @@ def test_bad_pairs(places, tmp_path, capsys):
     assert error.count("\n") == 1
     assert main([*arguments, "--output", str(tmp_path / "b"), "--skip-bad-images", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["skipped_images"] == 1
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_masks_of_which_nothing_counts(places, tmp_path, capsys, split):
+    """Their figures would be no numbers, which JSON does not have."""
+    for mask in (Path(places["folder"]) / split / "masks").iterdir():
+        Image.fromarray(np.full((20, 30), 255, np.uint8)).save(mask)
+    arguments = ["train", "--config", "voc/deeplabv2_kao_qkv", "--data", places["folder"], "data.name=folder", *SMALL]
+    assert main([*arguments, "--output", str(tmp_path / "run")]) == 2
+    assert f"folder: every pixel of {split} has label 255, so that none counts" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_classes_of_another_dataset(places, tmp_path, capsys):

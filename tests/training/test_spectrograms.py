@@ -33,11 +33,15 @@ def sounds(tmp_path_factory):
     return folder
 
 
+def settings_of_sounds(sounds):
+    settings = ["task=spectrograms", "data.name=spectrograms", f"data.path={sounds}", "data.images.size=[32, 48]"]
+    return [*settings, "model.options={in_chans: 1, width: 0.25}", "model.context=axis_means", "accelerator=cpu"]
+
+
 @pytest.fixture
 def recipe(sounds):
-    settings = ["task=spectrograms", "data.name=spectrograms", f"data.path={sounds}", "data.images.size=[32, 48]"]
-    settings += ["model.options={in_chans: 1, width: 0.25}", "model.context=axis_means", "accelerator=cpu"]
-    return load_recipe(None, [*settings, "epochs=6", "batch_size=4", "optimiser.lr=0.05", "data.images.mixup=0.2"])
+    settings = ["epochs=6", "batch_size=4", "optimiser.lr=0.05", "data.images.mixup=0.2"]
+    return load_recipe(None, [*settings_of_sounds(sounds), *settings])
 
 
 def test_sounds_are_learned_and_the_fold_is_remembered(recipe, tmp_path, sounds):
@@ -82,6 +86,39 @@ def test_classes_are_known_before_the_device_is(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "build", lambda name: SimpleNamespace(labels=labels))
     assert data.class_names() == ["class 0", "class 1", "class 2"]
     assert data._datasets == {}
+
+
+def write_volumes(folder, labels, spacing=(1.0, 1.0, 1.0)):
+    """``labels``: for each split the one that all of its voxels have, but for a corner of zeros where it is no 255."""
+    nibabel = pytest.importorskip("nibabel")
+    for split, label in labels.items():
+        truth = np.full((4, 5, 6), label, np.uint8)
+        truth[:1, :, :] = label if label == 255 else 0
+        voxels = np.random.default_rng(0).normal(size=(4, 5, 6)).astype(np.float32)
+        for kind, array in (("images", voxels), ("labels", truth)):
+            place = folder / split / kind
+            place.mkdir(parents=True, exist_ok=True)
+            steps = spacing if split == "val" else (1.0, 1.0, 1.0)
+            (place / "v.nii.gz").write_bytes(
+                gzip.compress(nibabel.Nifti1Image(array, np.diag([*steps, 1.0])).to_bytes())
+            )
+    settings = ["task=volumes", "data.name=nifti", f"data.path={folder}", "data.images.crop=[4, 4, 4]", "epochs=1"]
+    return load_recipe(None, [*settings, "model.options={widths: [4, 8]}", "accelerator=cpu", "batch_size=1"])
+
+
+@pytest.mark.parametrize(
+    ("labels", "spacing", "message"),
+    [
+        ({"train": 255, "val": 1}, 1.0, "every voxel of train has label 255, so that none counts"),
+        ({"train": 1, "val": 255}, 1.0, "every voxel of val has label 255, so that none counts"),
+        ({"train": 0, "val": 0}, 1.0, "has a single class, class 0: there must be two or more"),
+        ({"train": 1, "val": 1}, 2.0, "val.images.v.nii.gz has a spacing of 1×1×2, but .*train.* one of 1×1×1"),
+    ],
+)
+def test_volumes_from_which_nothing_can_be_learned(tmp_path, labels, spacing, message):
+    recipe = write_volumes(tmp_path / "data", labels, (1.0, 1.0, spacing))
+    with pytest.raises(ValueError, match=message):
+        train(recipe, folder=tmp_path / "run", figures_only=True)
 
 
 def test_volumes(tmp_path):

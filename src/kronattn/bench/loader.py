@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from kronattn.data.decoded import Track, untracked
-from kronattn.data.transforms import ImageSettings
 from kronattn.tasks import find_task
 from kronattn.training.callbacks import EpochSpeed, Speed
 from kronattn.training.data import TrainingData, load_data_module
@@ -86,7 +85,7 @@ def bench_loader(recipe: Recipe, *, epochs: int = 4, track: Track = untracked) -
     return {
         "model": recipe.model.name,
         "data": recipe.data.name,
-        "size": images.size if isinstance(images, ImageSettings) else images.crop,
+        "size": images.size if hasattr(images, "size") else images.crop,
         "batch_size": recipe.batch_size,
         "images_per_second": round(EpochSpeed.of_all(real).images_per_second, 1),
         "without_data": round(EpochSpeed.of_all(free).images_per_second, 1),

@@ -23,6 +23,8 @@ from kronattn.cli.output import console, progress, write_figure
 __all__ = ["evaluate"]
 
 PICTURES = 6
+# With others the weights, but not the images, are of another type.
+_PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
 def evaluate(
@@ -54,6 +56,8 @@ def evaluate(
     from kronattn.training.evaluation import evaluate as examine
     from kronattn.training.figures import draw_confusion, draw_pictures
 
+    if precision not in _PRECISIONS:
+        raise ValueError(f"--precision must be {', '.join(_PRECISIONS[:-1])} or {_PRECISIONS[-1]}, not {precision!r}")
     evaluated = examine(
         given_network(checkpoint, weights),
         data,

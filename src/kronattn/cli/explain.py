@@ -53,12 +53,13 @@ def explain(
     from kronattn.tasks import find_task
 
     require_library("matplotlib.figure", "explain")
-    picture = read_image(image)
-    place = parse_place(at, picture.width, picture.height)
     on = resolve_device(device)
     model, description = load_model(weights)
-    # The pass that kronattn predict makes, and what it sees of the image.
     task = find_task(description.task)
+    task.check_takes_images(description)
+    picture = read_image(image)
+    place = parse_place(at, picture.width, picture.height)
+    # The pass that kronattn predict makes, and what it sees of the image.
     cut = task.cut
     prepared = prepare_image(picture, description, cut=cut).unsqueeze(0).to(on)
     part = seen_part(picture, description, cut=cut)

@@ -53,12 +53,16 @@ def predict(
     from kronattn.predict.write import results_csv, results_json, results_table
     from kronattn.tasks import find_task
 
-    paths = list_images(images)
     on = resolve_device(device)
     model, description = load_model(weights)
-    if find_task(description.task).draws:
+    task = find_task(description.task)
+    task.check_takes_images(description)
+    if task.draws and overlays.resolve() == masks.resolve():
+        raise ValueError(f"--overlays and --masks are both {masks}, where files of one name would go: give two folders")
+    if task.draws:
         for option, folder in (("--overlays", overlays), ("--masks", masks)):
             check_writable(folder / "picture.png", option)
+    paths = list_images(images)
     track = partial(progress, description="Predicting")
     results: list[Result] = []
     written: dict[Path, dict[str, str]] = {}

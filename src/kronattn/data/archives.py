@@ -31,6 +31,13 @@ class Entry:
             file.seek(self.offset)
             return file.read(self.size)
 
+    def text(self) -> str:
+        """The content of a text file."""
+        try:
+            return self.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self} is not UTF-8: byte {error.start + 1} belongs to no letter") from None
+
     def __str__(self) -> str:
         return str(self.path) if self.size < 0 else f"{self.path}:{self.name}"
 
@@ -57,7 +64,11 @@ def list_folders(source: str | Path | Iterable[str | Path]) -> list[str]:
 
 def _list(source: str | Path | Iterable[str | Path]) -> list[Entry]:
     parts = source.split(",") if isinstance(source, str) else [source] if isinstance(source, Path) else source
-    return [entry for part in parts for path in _matching(str(part).strip()) for entry in _list_one(path)]
+    places = [str(part).strip() for part in parts]
+    if "" in places:
+        # An empty path would be the current folder.
+        raise ValueError(f"{source!r} names an empty place: give a folder or a .tar archive, or several with commas")
+    return [entry for place in places for path in _matching(place) for entry in _list_one(path)]
 
 
 def _matching(pattern: str) -> list[Path]:
@@ -85,7 +96,7 @@ def _list_archive(path: Path, changed: int, size: int) -> Sequence[Entry]:
         with tarfile.open(path, "r:") as archive:
             entries = [
                 Entry(member.name.removeprefix("./"), path, member.offset_data, member.size, member.isdir())
-                for member in archive
+                for member in _whole_members(archive, path)
                 if member.isfile() or member.isdir()
             ]
         # A size below zero would be read as all that follows.
@@ -94,3 +105,17 @@ def _list_archive(path: Path, changed: int, size: int) -> Sequence[Entry]:
         return entries
     except (tarfile.TarError, EOFError, OverflowError):
         raise ValueError(f"{path} is not a folder or an uncompressed .tar archive: unpack it first") from None
+
+
+def _whole_members(archive: tarfile.TarFile, path: Path) -> Sequence[tarfile.TarInfo]:
+    """The members of an archive that ends as archives do: tarfile takes any other end for one, too."""
+    cut_off = ValueError(f"{path} is cut off: it ends without a tar archive's end")
+    try:
+        members = archive.getmembers()
+    except tarfile.ReadError as error:
+        raise cut_off if "unexpected end of data" in str(error) else error from None
+    with path.open("rb") as file:
+        file.seek(archive.offset)
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise cut_off
+    return members

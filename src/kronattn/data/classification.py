@@ -74,7 +74,7 @@ def load_split(name: str, path: str | None, split: str) -> LabelledImages:
     Args:
         name: one of ``DATASETS``.
         path: where it lies; ``None`` for digits, which come with scikit-learn.
-        split: "train" or "val".
+        split: "train" or "val", or another that the dataset has.
 
     Example:
         >>> val = load_split("digits", None, "val")
@@ -83,7 +83,7 @@ def load_split(name: str, path: str | None, split: str) -> LabelledImages:
     """
     if name not in DATASETS:
         raise ValueError(f"unknown dataset {name!r}: {near_names(name, DATASETS)}")
-    if path is None and name != "digits":
+    if not path and name != "digits":
         raise ValueError(f"the dataset {name!r} needs to know where it lies: give --data PATH")
     return DATASETS[name](path or "", split)
 
@@ -112,6 +112,13 @@ def with_classes(images: LabelledImages, classes: Sequence[str]) -> LabelledImag
     return replace(images, classes=list(classes), labels=[number[images.classes[label]] for label in images.labels])
 
 
+def _check_split(split: str, known: Sequence[str], where: str, hint: str = "") -> None:
+    """Refuse what would otherwise be taken for one of the splits that there are."""
+    if split not in known:
+        listed = f"{', '.join(known[:-1])} and {known[-1]}"
+        raise ValueError(f"{where} has no split {split!r}: it has {listed}{hint}")
+
+
 def _folder(path: str, split: str) -> ImageFiles:
     """``train/CLASS/*`` and ``val/CLASS/*``, in a folder, a tar archive, or several of them; or ``CLASS/*`` alone, of
     which a fifth is held out."""
@@ -134,6 +141,7 @@ def _folder(path: str, split: str) -> ImageFiles:
 # Names that speak of a split: folders of these names hold classes, they are none.
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "images", "masks"}
 _HELD_OUT = 5
+_TWO_SPLITS = ("train", "val")
 
 
 def _is_unsplit(entries: Sequence[Entry]) -> bool:
@@ -144,6 +152,7 @@ def _is_unsplit(entries: Sequence[Entry]) -> bool:
 
 def _split_by_us(entries: Sequence[Entry], split: str, path: str) -> ImageFiles:
     """One image in five of each class for validation, always the same, whatever else the folder gets."""
+    _check_split(split, _TWO_SPLITS, path, f"; give {split}/CLASS/IMAGE")
     classes = sorted({Path(entry.name).parts[0] for entry in entries})
     labels, chosen = [], []
     for number, name in enumerate(classes):
@@ -198,6 +207,7 @@ _HELD_OUT_FOR_CHOICES = 10
 
 def _imagenette_held_out(path: str, split: str) -> ImageFiles:
     """Imagenette for studies: a tenth of its training images, always the same, validates; its own "val" is the test."""
+    _check_split(split, ("train", "val", "test"), path)
     if split == "test":
         return _imagenette(path, "val")
     found = _imagenette(path, "train")
@@ -218,6 +228,7 @@ def _cifar(number: int) -> Callable[[str, str], ImageArray]:
     def load(path: str, split: str) -> ImageArray:
         from torchvision import datasets
 
+        _check_split(split, _TWO_SPLITS, f"CIFAR-{number}")
         try:
             images = getattr(datasets, f"CIFAR{number}")(path, train=split == "train")
         except RuntimeError as error:
@@ -229,6 +240,7 @@ def _cifar(number: int) -> Callable[[str, str], ImageArray]:
 
 def _digits(path: str, split: str) -> ImageArray:
     """1,797 handwritten digits that come with scikit-learn; a fifth of each is held out, always the same."""
+    _check_split(split, _TWO_SPLITS, "digits")
     try:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split

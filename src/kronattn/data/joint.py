@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kronattn.data.decoded import ReadSamples, Track, good_samples, stack_padded, untracked
 from kronattn.data.segmentation import SegmentedImages
+from kronattn.data.transforms import check_shares, check_std
 
 __all__ = [
     "JointSettings",
@@ -49,8 +50,8 @@ class JointSettings:
             raise ValueError(f"crop must be at least 1, not {self.crop}")
         if not 0 < self.scale[0] <= self.scale[1]:
             raise ValueError(f"scale must be two factors, the smaller first, not {self.scale}")
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip must lie between 0 and 1, not {self.flip}")
+        check_shares(self, "flip")
+        check_std(self.std)
         if not 0 <= self.ignore_index <= 255:
             raise ValueError(f"ignore_index must lie between 0 and 255, not {self.ignore_index}")
 

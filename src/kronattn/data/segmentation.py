@@ -108,8 +108,7 @@ def load_segmentation(
         raise ValueError(f"unknown dataset {name!r}: {near_names(name, DATASETS)}")
     files = {entry.name.replace("\\", "/"): entry for entry in list_files(path)}
     if name == "folder":
-        labels = _labels_of(files, classes, ignore_index, str(path))
-        return _folder(files, split, str(path), labels)
+        return _folder(files, split, str(path), lambda: _labels_of(files, classes, ignore_index, str(path)))
     if classes is not None:
         raise ValueError(f"classes are for the dataset 'folder'; those of {name!r} are known")
     return DATASETS[name](files, split, str(path))
@@ -118,8 +117,11 @@ def load_segmentation(
 Files = Mapping[str, Entry]
 
 
-def _folder(files: Files, split: str, path: str, labels: Labels) -> SegmentedImages:
-    """``SPLIT/images/*`` and ``SPLIT/masks/*``, or ``images/SPLIT/*`` and ``masks/SPLIT/*``, at any depth."""
+def _folder(files: Files, split: str, path: str, labels: Callable[[], Labels]) -> SegmentedImages:
+    """``SPLIT/images/*`` and ``SPLIT/masks/*``, or ``images/SPLIT/*`` and ``masks/SPLIT/*``, at any depth.
+
+    Labels are asked for last: to find them may write a file, which a folder of another layout is not to get.
+    """
     images = _placed(files, {split, "images"})
     masks = _placed(files, {split, "masks"})
     if not images:
@@ -140,11 +142,13 @@ def _placed(files: Files, folders: set[str]) -> dict[str, Entry]:
     return found
 
 
-def _paired(images: Mapping[str, Entry], masks: Mapping[str, Entry], where: str, labels: Labels) -> SegmentedImages:
+def _paired(
+    images: Mapping[str, Entry], masks: Mapping[str, Entry], where: str, labels: Callable[[], Labels]
+) -> SegmentedImages:
     _refuse_lonely(images, masks, f"has no mask in {where}")
     _refuse_lonely(masks, images, "is a mask without an image")
     names = sorted(images)
-    return SegmentedImages(labels, [images[name] for name in names], [masks[name] for name in names])
+    return SegmentedImages(labels(), [images[name] for name in names], [masks[name] for name in names])
 
 
 def _refuse_lonely(these: Mapping[str, Entry], others: Mapping[str, Entry], problem: str) -> None:
@@ -163,12 +167,17 @@ def _labels_of(files: Files, classes: Sequence[str] | int | None, ignore_index: 
     if written is None:
         return _found_labels(files, ignore_index, path)
     names, colours = [], []
-    for line in written.read().decode("utf-8").splitlines():
+    for number, line in enumerate(written.text().splitlines(), 1):
         if line.strip():
             coloured = _COLOURED_LINE.fullmatch(line.strip())
             if coloured:
-                colours.append((int(coloured[2]), int(coloured[3]), int(coloured[4])))
+                colour = (int(coloured[2]), int(coloured[3]), int(coloured[4]))
+                if max(colour) > 255:
+                    raise ValueError(f"{written}, line {number}: a colour is three numbers from 0 to 255, not {colour}")
+                colours.append(colour)
             names.append(coloured[1] if coloured else line.strip())
+    if not names:
+        raise ValueError(f"{written} names no class: give a name on each line")
     if colours and len(colours) != len(names):
         raise ValueError(f"{written} gives colours for {len(colours)} of {len(names)} classes: give all or none")
     return Labels(tuple(names), ignore_index, tuple(colours) or None)
@@ -179,11 +188,6 @@ def _found_labels(files: Files, ignore_index: int, path: str) -> Labels:
     masks = [
         entry for name, entry in files.items() if is_image_name(name) and "masks" in PurePosixPath(name).parent.parts
     ]
-    if not masks:
-        raise ValueError(
-            f"{path} does not say which classes there are: add {_CLASSES_FILE}, a name on each line, or masks/ to find "
-            "them in"
-        )
     names, colours = classes_from_masks(masks, ignore_index)
     folder = Path(path)
     where = "kept in memory alone"
@@ -200,8 +204,8 @@ def _camvid(files: Files, split: str, path: str) -> SegmentedImages:
     """Folders ``images`` and ``masks`` for each split; or ``SPLIT`` and ``SPLITannot``, as SegNet's tutorial has it."""
     masks = _placed(files, {f"{split}annot"})
     if masks:
-        return _paired(_placed(files, {split}), masks, f"{split}annot/", CAMVID)
-    return _folder(files, split, path, CAMVID)
+        return _paired(_placed(files, {split}), masks, f"{split}annot/", lambda: CAMVID)
+    return _folder(files, split, path, lambda: CAMVID)
 
 
 def _voc(files: Files, split: str, path: str) -> SegmentedImages:
@@ -259,7 +263,7 @@ def _names(files: Files, listing: str, path: str) -> list[str]:
     """The names in a list of a split; lines may hold paths of images and masks, as some lists do."""
     if listing not in files:
         raise FileNotFoundError(f"{path} has no list {listing}")
-    lines = files[listing].read().decode("utf-8").splitlines()
+    lines = files[listing].text().splitlines()
     names = [PurePosixPath(line.split()[0]).stem for line in lines if line.strip()]
     if not names:
         raise ValueError(f"{files[listing]} is empty")
@@ -295,6 +299,6 @@ DATASETS: dict[str, Callable[..., SegmentedImages]] = {
     "voc_aug": _voc_aug,
     "sbd": _sbd,
     "camvid": _camvid,
-    "facade": partial(_folder, labels=FACADE),
+    "facade": partial(_folder, labels=lambda: FACADE),
     "folder": _folder,
 }

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kronattn.data.augment import in_window
+from kronattn.data.transforms import check_not_negative, check_shares, check_std
 
 __all__ = ["SpectrogramSettings", "mask_bands", "shift_in_time"]
 
@@ -39,11 +40,9 @@ class SpectrogramSettings:
     def __post_init__(self) -> None:
         if min(self.size) < 1:
             raise ValueError(f"size must be frequencies and times, from 1 up, not {self.size}")
-        for name in ("shift", "band"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
-        if self.bands < 0:
-            raise ValueError(f"bands must be at least 0, not {self.bands}")
+        check_shares(self, "shift", "band")
+        check_not_negative(self, "bands", "mixup")
+        check_std(self.std)
 
 
 def shift_in_time(images: Tensor, share: float) -> Tensor:

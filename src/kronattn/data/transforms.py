@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-__all__ = ["ImageSettings"]
+__all__ = ["ImageSettings", "check_not_negative", "check_shares", "check_std"]
 
 
 @dataclass
@@ -45,6 +46,12 @@ class ImageSettings:
     std: tuple[float, float, float] = field(default=(0.229, 0.224, 0.225))
 
     def __post_init__(self) -> None:
+        for name in ("resize", "size", "eval_resize", "eval_size"):
+            if (length := getattr(self, name)) is not None and length < 1:
+                raise ValueError(f"{name} must be at least 1, not {length}")
+        check_shares(self, "flip", "erase")
+        check_not_negative(self, "jitter", "mixup", "cutmix")
+        check_std(self.std)
         if self.crop == "random" and self.size > self.resize:
             raise ValueError(f"size {self.size} cannot be cut from images of {self.resize}: raise resize or lower size")
         if self.evaluated_size > self.evaluated_resize:
@@ -59,3 +66,23 @@ class ImageSettings:
     @property
     def evaluated_size(self) -> int:
         return self.eval_size or self.size
+
+
+def check_shares(settings: Any, *names: str) -> None:
+    """Refuse settings that are no shares."""
+    for name in names:
+        if not 0 <= getattr(settings, name) <= 1:
+            raise ValueError(f"{name} must lie between 0 and 1, not {getattr(settings, name)}")
+
+
+def check_not_negative(settings: Any, *names: str) -> None:
+    """Refuse settings below zero, and those that are no numbers."""
+    for name in names:
+        if not getattr(settings, name) >= 0:
+            raise ValueError(f"{name} must be at least 0, not {getattr(settings, name)}")
+
+
+def check_std(std: Sequence[float]) -> None:
+    """Refuse what values cannot be divided by."""
+    if not all(value > 0 for value in std):
+        raise ValueError(f"std must be above 0, not {', '.join(f'{value:g}' for value in std)}")

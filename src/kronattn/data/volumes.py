@@ -24,7 +24,7 @@ from kronattn.data.decoded import DecodedSamples, Track, stack_padded, untracked
 from kronattn.data.images import BadImage
 from kronattn.extras import require_library
 
-__all__ = ["IGNORED", "DecodedVolumes", "Volumes", "decode_volumes", "load_volumes"]
+__all__ = ["IGNORED", "DecodedVolumes", "Volumes", "check_same_spacing", "decode_volumes", "load_volumes"]
 
 # The label of voxels that do not count: those that a smaller volume is padded with.
 IGNORED = 255
@@ -69,8 +69,16 @@ def load_volumes(path: str, split: str) -> Volumes:
         if name not in labels:
             raise FileNotFoundError(f"{images[name]} has no label: expected labels/{name}.nii.gz")
     written = next((entry for name, entry in files.items() if PurePosixPath(name).name == _CLASSES), None)
-    classes = [line for line in written.read().decode("utf-8").splitlines() if line.strip()] if written else None
-    return Volumes([images[name] for name in names], [labels[name] for name in names], classes)
+    return Volumes([images[name] for name in names], [labels[name] for name in names], _classes(written))
+
+
+def _classes(written: Entry | None) -> list[str] | None:
+    if written is None:
+        return None
+    classes = [line for line in written.text().splitlines() if line.strip()]
+    if not classes:
+        raise ValueError(f"{written} names no class: give a name on each line, the background first")
+    return classes
 
 
 def _names(listed: Entry, split: str) -> list[str]:
@@ -81,17 +89,22 @@ def _names(listed: Entry, split: str) -> list[str]:
         raise ValueError(f"{listed} must hold an object with the names of train, val and test") from None
     if not names:
         raise ValueError(f"{listed} has no split {split!r}: it has {', '.join(splits)}")
-    return list(names)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f'{listed}: {split} must be a list of names, such as ["a", "b"], not {names!r:.80}')
+    return names
 
 
 def _placed(files: Mapping[str, Entry], folders: set[str]) -> dict[str, Entry]:
     """The NIfTI files that lie below all of ``folders``, by their names without a suffix."""
-    found = {}
+    found: dict[str, Entry] = {}
     for name, entry in files.items():
         place = PurePosixPath(name)
         suffix = next((suffix for suffix in SUFFIXES if place.name.lower().endswith(suffix)), None)
         if suffix and not place.name.startswith(".") and folders <= set(place.parent.parts):
-            found[place.name[: -len(suffix)]] = entry
+            key = place.name[: -len(suffix)]
+            if key in found:
+                raise ValueError(f"{found[key]} and {entry} have the same name: which one is meant?")
+            found[key] = entry
     return found
 
 
@@ -106,17 +119,28 @@ def decode_volumes(volumes: Volumes, *, track: Track = untracked) -> dict[str, T
     for index in track(range(len(volumes)), "Reading volumes"):
         image, label = volumes.images[index], volumes.labels[index]
         voxels, found = _read(image)
-        if spacing is None:
-            spacing = found
-        elif not np.allclose(found, spacing, rtol=_SAME_SPACING):
-            raise BadImage(
-                f"{image} has a spacing of {_times(found)}, but {volumes.images[0]} one of {_times(spacing)}: resample "
-                "all volumes to one spacing first"
-            )
+        spacing = spacing or found
+        _check_spacing(image, found, volumes.images[0], spacing)
         decoded.append((_standardised(voxels, image), _checked(label, voxels.shape, image, volumes.classes)))
     values, labels = ([torch.from_numpy(array) for array in arrays] for arrays in zip(*decoded, strict=True))
     sizes = torch.tensor([label.shape for label in labels])
     return {"voxels": stack_padded(values)[:, None], "labels": stack_padded(labels, IGNORED), "sizes": sizes}
+
+
+def check_same_spacing(splits: Iterable[Volumes]) -> None:
+    """Refuse splits whose first volumes have unlike spacings; within a split :func:`decode_volumes` looks at all."""
+    first, *others = [volumes.images[0] for volumes in splits]
+    spacing = _read(first)[1]
+    for image in others:
+        _check_spacing(image, _read(image)[1], first, spacing)
+
+
+def _check_spacing(image: Entry, found: Sequence[float], first: Entry, spacing: Sequence[float]) -> None:
+    if not np.allclose(found, spacing, rtol=_SAME_SPACING):
+        raise BadImage(
+            f"{image} has a spacing of {_times(found)}, but {first} one of {_times(spacing)}: resample all volumes to "
+            "one spacing first"
+        )
 
 
 def _read(entry: Entry) -> tuple[np.ndarray, tuple[float, ...]]:
@@ -129,6 +153,8 @@ def _read(entry: Entry) -> tuple[np.ndarray, tuple[float, ...]]:
         voxels = np.asarray(image.dataobj)
     except Exception as error:  # nibabel, gzip and zlib have no error class in common
         raise BadImage(f"{entry} is not a NIfTI file, or a broken one: {' '.join(str(error).split())[:120]}") from None
+    if voxels.dtype.kind not in "iuf":
+        raise BadImage(f"{entry} holds colours or complex numbers ({voxels.dtype}), expected one number for each voxel")
     if voxels.ndim != 3:
         raise BadImage(f"{entry} has {voxels.ndim} axes {voxels.shape}, expected 3: one volume in a file")
     return voxels, tuple(float(step) for step in image.header.get_zooms()[:3])
@@ -147,6 +173,8 @@ def _checked(entry: Entry, shape: tuple[int, ...], image: Entry, classes: Sequen
     labels, _ = _read(entry)
     if labels.shape != shape:
         raise BadImage(f"{entry} is {_times(labels.shape)}, but its volume {image} is {_times(shape)}")
+    if not np.isfinite(labels).all():
+        raise BadImage(f"{entry} holds labels that are no numbers (NaN or infinite)")
     whole = np.rint(labels).astype(np.int64)
     most = len(classes) if classes is not None else IGNORED
     bad = (whole != labels) | (((whole < 0) | (whole >= most)) & (whole != IGNORED))

@@ -82,6 +82,11 @@ def export_network(
     Returns:
         The file's content. Outputs that differ by more than 1e-4 of the largest are a ValueError.
     """
+    if description.task != "classification":
+        # What tasks import is not needed for the export of a classifier.
+        from kronattn.tasks import find_task
+
+        find_task(description.task).check_takes_images(description)
     if format not in FORMATS:
         raise ValueError(f"--format must be {' or '.join(FORMATS)}, not {format!r}")
     if format == "onnx":
@@ -89,8 +94,8 @@ def export_network(
     model = model.eval()
     channels = int(description.options.get("in_chans", 3))
     if not dynamic:
-        sizes = [(description.size, description.size)]
-    batch, height, width = _EXAMPLE if dynamic else (1, description.size, description.size)
+        sizes = [_own_size(description)]
+    batch, height, width = _EXAMPLE if dynamic else (1, *_own_size(description))
     # What is compared in the end is the network itself.
     portable, example = rewritten(model), torch.zeros(batch, channels, height, width)
     if not dynamic:
@@ -110,6 +115,12 @@ def export_network(
             f"not written: the exported network differs from PyTorch by {exported.largest}, more than {LIMIT:g} of that"
         )
     return exported
+
+
+def _own_size(description: Description) -> tuple[int, int]:
+    """Height and width of what the network was trained on."""
+    height, width = description.shape[1:] or (description.size, description.size)
+    return height, width
 
 
 def _captured(model: nn.Module, images: Tensor, dynamic: bool) -> torch.export.ExportedProgram:

@@ -231,7 +231,12 @@ def build_model(name: str, options: Mapping[str, Any]) -> nn.Module:
     if not name.startswith("timm/"):
         return create_model(name, **options)
     timm = require_library("timm", name)
-    return timm.create_model(name.removeprefix("timm/"), **options)
+    try:
+        return timm.create_model(name.removeprefix("timm/"), **options)
+    except RuntimeError as error:
+        if "Unknown model" not in str(error):
+            raise
+        raise ValueError(f"unknown model {name!r}: timm.list_models() says which there are") from None
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], Description | None]:

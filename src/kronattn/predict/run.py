@@ -63,6 +63,7 @@ def predict_files(
         track: wraps the loop over batches, in a progress bar for instance.
     """
     task = find_task(description.task)
+    task.check_takes_images(description)
     model = model.to(device).eval()
     if torch.device(device).type == "cpu":
         model = fuse_known(model)
@@ -72,10 +73,11 @@ def predict_files(
             read = list(readers.map(partial(_read, description=description, cut=task.cut), part))
             outputs = _through(model, [one[1] for one in read if not isinstance(one, str)], device)
             for path, one in zip(part, read, strict=True):
-                if isinstance(one, str):
-                    yield Result(path, error=one)
+                output = one if isinstance(one, str) else next(outputs)
+                if isinstance(one, str) or isinstance(output, str):
+                    yield Result(path, error=one if isinstance(one, str) else f"{path}: {output}")
                 else:
-                    found = task.interpret(next(outputs), one[0], description, top)
+                    found = task.interpret(output, one[0], description, top)
                     yield Result(path, found.classes, picture=found.picture, mask=found.mask)
 
 
@@ -87,13 +89,18 @@ def _read(path: Path, description: Description, cut: str) -> tuple[Image.Image, 
         return " ".join(str(error).split())
 
 
-def _through(model: nn.Module, images: Sequence[Tensor], device: str | torch.device) -> Iterator[Tensor]:
-    """One output for each image, in order; neighbours of one size go through together."""
+def _through(model: nn.Module, images: Sequence[Tensor], device: str | torch.device) -> Iterator[Tensor | str]:
+    """One output for each image, in order; neighbours of one size go through together. For those of a size that the
+    network refuses, what it says of it."""
     start = 0
     while start < len(images):
         end = start
         while end < len(images) and images[end].shape == images[start].shape:
             end += 1
-        with torch.inference_mode():
-            yield from model(torch.stack(list(images[start:end])).to(device)).float().cpu()
+        together = torch.stack(list(images[start:end]))
+        try:
+            with torch.inference_mode():
+                yield from model(together.to(device)).float().cpu()
+        except ValueError as error:
+            yield from [" ".join(str(error).split())] * len(together)
         start = end

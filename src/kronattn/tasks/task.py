@@ -58,6 +58,7 @@ class Task(ABC):
     class_label: str  # what readers call a class's score
 
     # Use of a trained network.
+    takes: str = "images"  # what it is shown
     cut: str  # how much of an image the network sees: :func:`kronattn.data.prepare.prepare_image`
     share: str  # what a finding's share is a share of
     output: str  # the name of an exported network's output
@@ -135,6 +136,13 @@ class Task(ABC):
         groups = [Group("", [row(entry) for entry in found["classes"]]), Group("", [row(everything)])]
         heads = [Column(title, numeric=key != "name") for title, key in columns.items()]
         return Table(f"{found['model']} on {found['data']}", heads, groups, [self.note(found)])
+
+    def check_takes_images(self, description: Description) -> None:
+        """Refuse to show images to a network that is for something else: an error of its own would name shapes."""
+        if self.takes != "images":
+            raise ValueError(
+                f"{description.model} is for {self.takes}, not for images: kronattn evaluate takes {self.takes}"
+            )
 
     @abstractmethod
     def interpret(self, output: Tensor, image: Image.Image, description: Description, top: int) -> Interpretation:

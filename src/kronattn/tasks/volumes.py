@@ -33,6 +33,7 @@ class Volumes(Task):
     settings = VolumeSettings
     data_module = "kronattn.training.volume_data:VolumeBatches"
     network = "unet3d"
+    takes = "volumes"
     at_once = (1, 1)
     score, label = "dice", "mean Dice"
     figures = {"dice": "mean Dice"}  # noqa: RUF012 - a mapping that nobody changes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -15,6 +15,7 @@ from kronattn.atomic import link_atomically, replacing
 from kronattn.models.files import DESCRIPTION_KEY
 from kronattn.models.weights import unpack
 from kronattn.training.host_copies import HostCopies
+from kronattn.training.recipe import ModelSettings
 
 __all__ = ["WholeCheckpoints", "check_resumable"]
 
@@ -116,11 +117,19 @@ def _save(job: _Job, path: Path) -> None:
         raise OSError(f"the checkpoint {path} could not be written; the last one is whole ({error})") from None
 
 
-def check_resumable(path: Path, model: str) -> None:
+def check_resumable(path: Path, model: ModelSettings) -> None:
     """Refuse a checkpoint that is not of this network, or holds more than tensors and plain values."""
     found = unpack(path)
     described = found.get(DESCRIPTION_KEY)
     if not isinstance(described, dict) or "state_dict" not in found:
         raise ValueError(f"{path} is not a checkpoint of a kronattn run")
-    if described["model"] != model:
-        raise ValueError(f"{path} is a checkpoint of {described['model']}, but the recipe trains {model}")
+    if described["model"] != model.name:
+        raise ValueError(f"{path} is a checkpoint of {described['model']}, but the recipe trains {model.name}")
+    given, used = (_own_options(options) for options in (model.all_options, described.get("options", {})))
+    if given != used:
+        raise ValueError(f"{path} is of a network with the options {used}, but the recipe has {given}")
+
+
+def _own_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the recipe says of a network: the number of classes comes from the data."""
+    return {name: value for name, value in options.items() if name != "num_classes"}

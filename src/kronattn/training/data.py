@@ -118,7 +118,7 @@ class TrainingData(L.LightningDataModule):
         """Where the data lies, if it is of a known kind."""
         if self.settings.name not in kinds:
             raise ValueError(f"unknown dataset {self.settings.name!r}: {near_names(self.settings.name, kinds)}")
-        if self.settings.path is None:
+        if not self.settings.path:
             raise ValueError(f"{what} need to know where they lie: give --data PATH")
         return self.settings.path
 

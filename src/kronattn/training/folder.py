@@ -6,18 +6,21 @@ Lightning is not imported here: a process that has others train knows these name
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kronattn.training.recipe import Recipe
+from kronattn.training.recipe import Recipe, load_recipe, recipe_yaml, without_places
 
-__all__ = ["read_result", "run_folder"]
+__all__ = ["check_same_settings", "read_result", "refuse_foreign_files", "run_folder"]
 
 PLANNED, LOG = "planned.yaml", "log.txt"
 CONFIG, HISTORY, RESULT, CURVES = "config.yaml", "history.csv", "result.json", "curves.png"
 WEIGHTS, LAST_WEIGHTS, CARD = "weights.safetensors", "weights-last.safetensors", "README.md"
 LAST, BEST = "last.ckpt", "best.ckpt"
 WRITTEN = (CONFIG, HISTORY, RESULT, CURVES, WEIGHTS, LAST_WEIGHTS, CARD, LAST, BEST)
+# What a run may have left that broke off before its first checkpoint was whole; the best is written before the last.
+_LEFT_EARLY = (CONFIG, HISTORY, RESULT, BEST)
 
 
 def run_folder(recipe: Recipe, name: str = "run") -> Path:
@@ -29,4 +32,38 @@ def run_folder(recipe: Recipe, name: str = "run") -> Path:
 def read_result(folder: Path) -> dict[str, Any] | None:
     """The figures of a finished run; ``None`` where there is none."""
     path = folder / RESULT
-    return json.loads(path.read_text()) if path.exists() else None
+    try:
+        return json.loads(path.read_text()) if path.exists() else None
+    except ValueError:
+        raise ValueError(f"{path} is no JSON, or cut short: remove it, and the run writes it anew") from None
+
+
+def check_same_settings(folder: Path, recipe: Recipe) -> None:
+    """Refuse to take a finished run for one of other settings; where its data lies may have changed."""
+    used = folder / CONFIG
+    if used.exists() and _what_counts(load_recipe(used)) != _what_counts(recipe):
+        raise ValueError(
+            f"{folder} holds a finished run with other settings, those of {used}: --output takes another folder"
+        )
+
+
+def _what_counts(recipe: Recipe) -> Recipe:
+    return replace(without_places(recipe), threads=None)
+
+
+def refuse_foreign_files(folder: Path) -> None:
+    """Refuse a folder with files that a run would write over, unless they are of a run that broke off early."""
+    own = _LEFT_EARLY if (folder / PLANNED).exists() or _holds_own_recipe(folder) else ()
+    foreign = [name for name in WRITTEN if name not in own and (folder / name).exists()]
+    if foreign:
+        raise FileExistsError(
+            f"{folder} holds {', '.join(foreign)}, which a run would write over: --output takes another folder"
+        )
+
+
+def _holds_own_recipe(folder: Path) -> bool:
+    """Whether the recipe there is one that a run wrote: with every setting, as runs write them."""
+    try:
+        return (folder / CONFIG).read_text() == recipe_yaml(load_recipe(folder / CONFIG))
+    except (ValueError, TypeError, OSError):
+        return False

@@ -46,7 +46,7 @@ class MaskData(TrainingData):
         return list(self.labels.classes)
 
     def load(self, split: str) -> SegmentedImages:
-        if self.settings.path is None:
+        if not self.settings.path:
             raise ValueError(f"the dataset {self.settings.name!r} needs to know where it lies: give --data PATH")
         ignored = self.settings.images.ignore_index
         found = load_segmentation(self.settings.name, self.settings.path, split, ignore_index=ignored)
@@ -59,6 +59,15 @@ class MaskData(TrainingData):
                 f"the data's classes are {_some(found.labels.classes)}, but the network's are {_some(self.classes)}"
             )
         return found
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        for split in self._datasets:
+            if not _any_pixel_counts(self.split(split)):
+                raise BadImage(
+                    f"{self.settings.path}: every pixel of {split} has label {self.labels.ignore_index}, so that none "
+                    "counts"
+                )
 
     def build(self, split: str) -> SegmentationDataset | DecodedPairs:
         images = self.split(split)
@@ -111,6 +120,18 @@ def _bytes_of_one(images: SegmentedImages) -> int:
         return 4 * images.pair(0)[1].size
     except BadImage:
         return 0  # whoever decodes it next says what is wrong with it
+
+
+def _any_pixel_counts(images: SegmentedImages) -> bool:
+    """Whether there is anything to learn from, or to compare with; as a rule the first image shows it."""
+    return any(_counts(images, index) for index in range(len(images)))
+
+
+def _counts(images: SegmentedImages, index: int) -> bool:
+    try:
+        return bool((images.pair(index)[1] != images.labels.ignore_index).any())
+    except BadImage:
+        return True  # whoever decodes it next says what is wrong with it
 
 
 def _some(classes: Any) -> str:

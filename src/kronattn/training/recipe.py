@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
+from kronattn.data.transforms import check_not_negative, check_shares
 from kronattn.names import near_names
 from kronattn.nn.context_registry import parse_context
 from kronattn.tasks import Task, find_task
@@ -93,6 +94,9 @@ class DataSettings:
     in_memory: Literal["auto", "yes", "no"] = "auto"
     workers: int = 8
     skip_bad_images: bool = False
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, "workers")
 
 
 @dataclass
@@ -205,6 +209,7 @@ class Recipe:
         for name in ("iterations", "threads"):
             if (count := getattr(self, name)) is not None and count < 1:
                 raise ValueError(f"{name} must be at least 1, not {count}")
+        check_shares(self, "label_smoothing")
         processes = self.devices * self.nodes
         if self.freeze_epochs < 0:
             raise ValueError(f"freeze_epochs must be at least 0, not {self.freeze_epochs}")
@@ -268,10 +273,13 @@ def load_recipe(path: str | Path | None, overrides: Sequence[str] = ()) -> Recip
     """
     changes = dict(_split(override) for override in overrides)
     written = {} if path is None else _read_recipe(recipe_path(path))
-    kind = recipe_class(changes.get("task", written.get("task", "classification")))
+    task = changes.get("task", written.get("task", "classification"))
+    if not isinstance(task, str):
+        raise ValueError(f"{path}: task must be a name, such as classification, not {task!r:.80}")
+    kind = recipe_class(task)
     _check_keys(written, kind, where=f"{path}: ")
-    for key in changes:
-        _check_path(key.split("."), kind)
+    for key, value in changes.items():
+        _check_null(None if value == "null" else value, _check_path(key.split("."), kind), key)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(kind)
@@ -403,10 +411,17 @@ def _check_keys(found: Mapping[str, Any], kind: type[Recipe], where: str, above:
     for key, value in found.items():
         path = (*above, str(key))
         settings = _check_path(path, kind, where)
+        _check_null(value, settings, f"{where}{'.'.join(path)}")
         if isinstance(value, Mapping):
             _check_keys(value, kind, where, path)
         elif is_dataclass(settings):
             raise ValueError(f"{where}{'.'.join(path)} holds settings: expected keys and values, not {value!r}")
+
+
+def _check_null(value: Any, settings: Any, where: str) -> None:
+    """Refuse null, or nothing at all, where a setting needs a value: jsonargparse takes it."""
+    if value is None and settings is not Any and type(None) not in get_args(settings):
+        raise ValueError(f"{where} is null: give a value, or leave it out")
 
 
 def _check_path(keys: Sequence[str], settings: Any, where: str = "") -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
@@ -31,7 +32,7 @@ from kronattn.training.card import model_card
 from kronattn.training.checkpoints import WholeCheckpoints, check_resumable
 from kronattn.training.compiling import DECODED, compile_mode, keep_compiled_code, steps_on_device
 from kronattn.training.data import TrainingData, load_data_module
-from kronattn.training.errors import explained
+from kronattn.training.errors import explained, one_line_of
 from kronattn.training.figures import draw_curves
 from kronattn.training.folder import (
     BEST,
@@ -44,7 +45,9 @@ from kronattn.training.folder import (
     RESULT,
     WEIGHTS,
     WRITTEN,
+    check_same_settings,
     read_result,
+    refuse_foreign_files,
     run_folder,
 )
 from kronattn.training.freezing import FreezeBackbone
@@ -92,9 +95,14 @@ def train(
         The run's figures, which also go into ``result.json``.
     """
     folder = folder or run_folder(recipe)
-    last = _prepare(folder, recipe, resume)
+    last = _checkpoint(folder, resume)
     if (last is not None or figures_only) and (result := read_result(folder)) is not None:
+        check_same_settings(folder, recipe)
         return result
+    if last is not None:
+        check_resumable(last, recipe.model)
+    elif _is_first_process():
+        refuse_foreign_files(folder)
     quiet()
     if recipe.cache is not None:
         keep_compiled_code(Path(recipe.cache))
@@ -113,13 +121,19 @@ def train(
     )
     data = build_data()
     description = describe(recipe, task, data)
+    if test is not None:
+        data.split(test)  # what is wrong with it is said before training
     network = _build_network(recipe, description)
     module = TaskModule(network, recipe, description)
     history = History(lambda rows: write_atomically(folder / HISTORY, _csv(rows)))
     speed = Speed()
     checkpoints = WholeCheckpoints()
     watching = [history, speed, *progress_callback(progress, history, speed), *callbacks]
-    trainer = _trainer(recipe, folder, f"val/{task.score}", watching, None if figures_only else checkpoints)
+    try:
+        trainer = _trainer(recipe, folder, f"val/{task.score}", watching, None if figures_only else checkpoints)
+    except MisconfigurationException as error:
+        where = f"accelerator is {recipe.accelerator!r} and devices {recipe.devices}"
+        raise ValueError(f"{where}, which this machine does not have: {one_line_of(error)}") from None
     # Where steps are counted, Lightning takes the epoch that a checkpoint was written after for one that is still going
     # on: it would end it once more, and train on a batch too many where it was not validated.
     trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
@@ -127,6 +141,7 @@ def train(
         synchronise_coefficient_norms(network)
     if (mode := compile_mode(recipe)) is not None:
         network.compile(dynamic=False, mode=None if mode == "default" else mode)
+    _begin(folder, recipe)
     module.steps_on_device = data.prepared_in_step = steps_on_device(recipe, trainer.strategy.root_device)
     try:
         with interruptible(trainer):
@@ -153,23 +168,31 @@ def train(
     return _finish(recipe, folder, module, history.rows, extra, figures_only)
 
 
-def _prepare(folder: Path, recipe: Recipe, resume: bool) -> Path | None:
-    """Make the run's folder, or find the checkpoint to go on from."""
+def _checkpoint(folder: Path, resume: bool) -> Path | None:
+    """The checkpoint to go on from, if the folder has one."""
     last = folder / LAST
     if folder.is_file():
         raise NotADirectoryError(f"--output {folder} is a file; give the run's folder")
-    if last.exists():
-        if not resume:
-            raise FileExistsError(f"{folder} holds a run already: --resume continues it, --output takes another folder")
-        check_resumable(last, recipe.model.name)
+    if not last.exists():
+        return None
+    if not resume:
+        raise FileExistsError(f"{folder} holds a run already: --resume continues it, --output takes another folder")
+    return last
+
+
+def _begin(folder: Path, recipe: Recipe) -> None:
+    """Make the run's folder, now that nothing is wrong with recipe and data, and write the recipe into it."""
     folder.mkdir(parents=True, exist_ok=True)
-    if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+    if _is_first_process():
         # One process of several: what looks unfinished may be what another is about to finish.
         for unfinished in (path for name in WRITTEN for path in folder.glob(f".{name}.*")):
             # Of a process that was killed while it wrote.
             unfinished.unlink()
         write_atomically(folder / CONFIG, recipe_yaml(recipe))
-    return last if last.exists() else None
+
+
+def _is_first_process() -> bool:
+    return rank_zero_only.rank == 0  # type: ignore[attr-defined]
 
 
 def describe(recipe: Recipe, task: Task, data: TrainingData) -> Description:

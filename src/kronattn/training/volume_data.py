@@ -11,7 +11,14 @@ from torch import Tensor
 from kronattn.data.cache import fingerprint
 from kronattn.data.images import BadImage
 from kronattn.data.volume_augment import random_volume_crop, vary_intensity
-from kronattn.data.volumes import IGNORED, DecodedVolumes, Volumes, decode_volumes, load_volumes
+from kronattn.data.volumes import (
+    IGNORED,
+    DecodedVolumes,
+    Volumes,
+    check_same_spacing,
+    decode_volumes,
+    load_volumes,
+)
 from kronattn.training.data import TrainingData
 from kronattn.training.sampling import IndexBatches
 
@@ -30,23 +37,37 @@ class VolumeBatches(TrainingData):
         if self.classes is not None:
             # Of a trained network: what is evaluated need not come with what it was trained on.
             return list(self.classes)
+        if self._found is None:
+            self._found = self._named_or_found()
+            if len(self._found) < 2:
+                raise ValueError(
+                    f"{self.settings.path} has a single class, {self._found[0]}: there must be two or more"
+                )
+        return self._found
+
+    def _named_or_found(self) -> list[str]:
         named = self.split("train").classes
         if named is not None:
             return list(named)
-        if self._found is None:
-            # Asked for before Lightning says which device it is: what is read for that is not what is trained on.
-            labels = self.build("train").labels
-            self._found = [f"class {number}" for number in range(int(labels[labels != IGNORED].max()) + 1)]
-        return self._found
+        # Asked for before Lightning says which device it is: what is read for that is not what is trained on.
+        return [f"class {number}" for number in range(self._largest_label(self.build("train"), "train") + 1)]
+
+    def _largest_label(self, dataset: DecodedVolumes, split: str) -> int:
+        counted = dataset.labels[dataset.labels != IGNORED]
+        if not len(counted):
+            raise BadImage(f"{self.settings.path}: every voxel of {split} has label {IGNORED}, so that none counts")
+        return int(counted.max())
 
     def load(self, split: str) -> Volumes:
         return load_volumes(self.place("volumes", DATASETS), split)
 
     def setup(self, stage: str) -> None:
+        if stage == "fit":
+            check_same_spacing([self.split(name) for name in {"train": 0, self.evaluated: 0, **self._splits}])
         super().setup(stage)
         classes = len(self.class_names())
         for split, dataset in self._datasets.items():
-            most = int(dataset.labels[dataset.labels != IGNORED].max())
+            most = self._largest_label(dataset, split)
             if most >= classes:
                 raise BadImage(
                     f"{self.settings.path}: {split} has label {most}, but train has 0 to {classes - 1} alone"
