@@ -28,6 +28,16 @@ def test_costs_and_environments_of_several_files_are_kept(study, tmp_path):
     assert devices == ["cpu", "cuda"]
 
 
+def test_costs_of_other_files_add_to_ones_own(study, tmp_path):
+    own, other = Records(study, tmp_path / "own.json"), Records(study, tmp_path / "other.json")
+    own.costs = {"sounds": {"cpu": {"name": "mine"}}}
+    own.write()
+    other.costs = {"sounds": {"cpu": {"name": "theirs"}, "cuda": {"name": "theirs"}}, "no part of it": {"cpu": {}}}
+    other.write()
+    found = Records(study, own.path, [other.path]).costs
+    assert found == {"sounds": {"cpu": {"name": "mine"}, "cuda": {"name": "theirs"}}}
+
+
 def test_a_run_that_came_to_its_end_counts_before_one_that_failed(study, tmp_path):
     good, bad = Records(study, tmp_path / "good.json"), Records(study, tmp_path / "bad.json")
     good.add(run_of(study), "f", 0.1, {"top1": 0.5})

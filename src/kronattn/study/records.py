@@ -51,7 +51,7 @@ class Records:
         self.runs: dict[str, dict[str, Any]] = {}
         self.costs: dict[str, Any] = {}
         self.environments: list[dict[str, Any]] = []
-        self.study = {
+        self.study: dict[str, Any] = {
             "name": study.name,
             "title": study.title,
             "rules": list(study.rules),
@@ -92,8 +92,10 @@ class Records:
             # One that came to its end counts before one that failed.
             if known is None or known["failure"] is not None:
                 self.runs[record["key"]] = record
-        for name, measured in found["costs"].items():
-            self.costs.setdefault(name, {}).update(measured)
+        for part in self.study["data"]:
+            # Those of one device were measured together: another file's do not come between them.
+            if part["name"] in found["costs"]:
+                self.costs[part["name"]] = found["costs"][part["name"]] | self.costs.get(part["name"], {})
 
     def _environment(self, described: dict[str, Any]) -> int:
         if described not in self.environments:
