@@ -6,10 +6,14 @@ import importlib.util
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from kronattn.cli import main
+from kronattn.data.prepare import prepare_image
+from kronattn.models.files import Description
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -53,6 +57,24 @@ def test_attention_in_a_timm_resnet():
     assert missing
     assert all(".se." in name for name in missing)
     assert torch.equal(attending(x), plain(x)), "and it leaves the network as it was"
+
+
+@pytest.mark.parametrize("keep_aspect", [False, True])
+def test_images_for_onnxruntime_are_prepared_as_for_pytorch(keep_aspect, tmp_path, monkeypatch):
+    """The guide's lines, which people copy to where kronattn is not, against what kronattn does."""
+    (snippet,) = re.findall(
+        r"^image = Image.open.*?^batch = [^\n]*", (DOCS / "use.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    seen = Description("kanet_kv", resize=208, size=192, keep_aspect=keep_aspect)
+    noise = np.random.default_rng(0).integers(0, 256, (12, 24, 3), np.uint8)
+    picture = Image.fromarray(noise).resize((600, 300), Image.Resampling.BILINEAR)
+    picture.save(tmp_path / "church.jpg", quality=95)
+    monkeypatch.chdir(tmp_path)
+    names = {"Image": Image, "np": np, "about": seen.to_dict()}
+    exec(snippet, names)
+    expected = prepare_image(Image.open("church.jpg").convert("RGB"), seen)
+    # Pillow rounds what it scales to whole numbers.
+    torch.testing.assert_close(torch.from_numpy(names["batch"][0]), expected, rtol=0, atol=2 / 255 / min(seen.std))
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ class Recipe:
         deterministic: only kernels that give the same bits every time, on a GPU too, where that is slower.
         cache: a folder for what later runs can use again: decoded images, compiled code.
         sync_batch_norm: statistics over all devices' batches.
-        validate_every: epochs between validations, each followed by a checkpoint.
+        validate_every: epochs between validations.
         seed: of weights, order and augmentation.
         accelerator: Lightning's: "auto", "cpu", "gpu".
         devices: processes, one for each device.
