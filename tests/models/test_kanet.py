@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -201,6 +202,11 @@ class TestNetwork:
             gradients.append([p.grad for p in twin.parameters()])
         for a, b in zip(*gradients, strict=True):
             torch.testing.assert_close(a, b)
+
+
+def test_classes_may_be_counted_by_numpy():
+    labels = np.array([0, 2, 1])
+    assert KANet("kanet_kv", num_classes=labels.max() + 1, width=0.25)(torch.randn(1, 3, 64, 64)).shape == (1, 3)
 
 
 def test_stages_are_called_as_the_module_they_are():

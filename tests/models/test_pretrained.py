@@ -97,7 +97,7 @@ class TestFiles:
         assert config["input_size"] == (3, description.size, description.size)
         assert config["crop_pct"] == description.size / description.resize
         assert timm.create_model(name, pretrained=True, num_classes=3).eval()(images).shape == (2, 3)
-        features = kronattn.create_model(name, pretrained=True, features_only=True).eval()(images)
+        features = kronattn.create_model(name, pretrained=True, features_only=True, scriptable=False).eval()(images)
         torch.testing.assert_close(features, ours.forward_intermediates(images, intermediates_only=True))
 
     @pytest.mark.skipif(not VALIDATION.exists(), reason="Imagenette is not here")

@@ -106,6 +106,22 @@ def test_autocast_rounds_the_reference_s_input_alone(operator):
 
 
 @pytest.mark.parametrize("mode", ["kv", "qkv"])
+@pytest.mark.parametrize("in_blocks", [True, False], ids=["blocks", "fused"])
+def test_gradients_of_gradients_by_transforms(mode, in_blocks, monkeypatch):
+    """On a CPU attention runs in blocks; elsewhere by PyTorch's fused kernels, whose backward has no derivative."""
+    monkeypatch.setattr(attend, "_runs_in_blocks", lambda query: in_blocks)
+    x = torch.randn(1, 2, 3, 3, dtype=torch.float64)
+
+    def second(name):
+        def once(x):
+            return kronecker_attention(x, mode=mode, backend=name).square().sum()
+
+        return torch.func.grad(lambda x: torch.func.grad(once)(x).square().sum())(x)
+
+    torch.testing.assert_close(second("torch"), second("reference"))
+
+
+@pytest.mark.parametrize("mode", ["kv", "qkv"])
 def test_second_derivatives_by_transforms(mode):
     x = torch.randn(1, 2, 3, 3, dtype=torch.float64)
     found, expected = (

@@ -34,6 +34,12 @@ def test_another_study_is_extended(write_study, tmp_path):
     assert found.parts[0].folds == [1, 2]
 
 
+@pytest.mark.parametrize("here", [".", "./"])
+def test_data_may_be_the_folder_itself(write_study, tmp_path, here):
+    (part,) = load_study(write_study(STUDY.replace("path: sounds", f"path: {here}"))).parts
+    assert part.sources(tmp_path) == [tmp_path]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -184,11 +184,12 @@ def test_a_finished_run_is_not_taken_for_one_of_other_settings(recipe, tmp_path)
     before = (folder / "config.yaml").read_text()
     wider = replace(recipe.model, options={**recipe.model.options, "width": 0.5})
     for other in (replace(recipe, epochs=5), replace(recipe, epochs=1, model=wider)):
-        with pytest.raises(ValueError, match=r"run holds a finished run with other settings, those of .*config.yaml"):
+        with pytest.raises(ValueError, match=r"run holds a run with other settings, those of .*config.yaml"):
             train(other, folder=folder, resume=True)
     assert (folder / "config.yaml").read_text() == before
-    # Data may have been moved, and threads are the machine's.
-    moved = replace(recipe, epochs=1, data=replace(recipe.data, path="elsewhere"), threads=3)
+    # Data may have been moved, and how it is read is the machine's.
+    data = replace(recipe.data, path="elsewhere", workers=2, in_memory="yes")
+    moved = replace(recipe, epochs=1, data=data, threads=3, accelerator="auto")
     assert train(moved, folder=folder, resume=True)["epochs"] == 1
     (folder / "result.json").write_text('{"top1": ')
     with pytest.raises(ValueError, match=r"result.json is no JSON, or cut short: remove it"):
@@ -250,7 +251,7 @@ def test_a_recipe_is_written_once_the_data_is_there(recipe, tmp_path):
     nowhere = replace(recipe, data=replace(recipe.data, path=str(tmp_path / "nowhere")))
     with pytest.raises(FileNotFoundError, match="nowhere"):
         train(nowhere, folder=tmp_path / "run")
-    with pytest.raises(ValueError, match="accelerator is 'cuda' and devices 1, which this machine does not have"):
+    with pytest.raises(ValueError, match="accelerator 'cuda' with devices 1 cannot be used here: "):
         train(replace(recipe, accelerator="cuda"), folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

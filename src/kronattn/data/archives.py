@@ -109,7 +109,7 @@ def _list_archive(path: Path, changed: int, size: int) -> Sequence[Entry]:
 
 def _whole_members(archive: tarfile.TarFile, path: Path) -> Sequence[tarfile.TarInfo]:
     """The members of an archive that ends as archives do: tarfile takes any other end for one, too."""
-    cut_off = ValueError(f"{path} is cut off: it ends without a tar archive's end")
+    cut_off = ValueError(f"{path} is cut off or damaged: after its last whole file comes no end of a tar archive")
     try:
         members = archive.getmembers()
     except tarfile.ReadError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -93,11 +94,13 @@ def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.M
     if any(option in options for option in _TIMM_OPTIONS):
         if name not in CLASSIFIERS:
             raise ValueError(f"{name} has no features_only: that is for classifiers")
+        timm = require_library("timm", "features_only")
         if pretrained:
             packaged_weights(name)  # which says what there is
-            _check_fits_weights(option for option in options if option not in _TIMM_OPTIONS)
+            timms = (*_TIMM_OPTIONS, *inspect.signature(timm.create_model).parameters)
+            _check_fits_weights(option for option in options if option not in timms)
             options["pretrained_cfg"] = PACKAGED_TAG
-        return require_library("timm", "features_only").create_model(name, pretrained=pretrained, **options)
+        return timm.create_model(name, pretrained=pretrained, **options)
     if pretrained:
         return _create_pretrained(name, options)
     try:

@@ -54,7 +54,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | None = 
             output = _fused(*inputs)
         else:
             records = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-            output = (_Attend.apply if records and not under_transform() else _forward)(*inputs)
+            # Blocks are differentiable by themselves, also forward; the fused attention is not twice.
+            output = (_Attend.apply if records and not (in_blocks and under_transform()) else _forward)(*inputs)
     # Views are taken here: one made inside an autograd function could not be modified in place by the caller.
     if num_heads > 1 and in_blocks:
         output = output.unflatten(0, (query.shape[0], num_heads))

@@ -6,6 +6,8 @@ Every message is one line: the argument, what was given, what is accepted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,9 +79,9 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
-def check_positive_int(name: str, value: int, *, least: int = 1) -> None:
-    """``value`` is an integer from ``least`` up."""
-    if isinstance(value, bool) or not isinstance(value, int):
+def check_positive_int(name: str, value: Any, *, least: int = 1) -> None:
+    """``value`` is an integer, Python's or numpy's, from ``least`` up."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, not {value}")

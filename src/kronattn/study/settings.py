@@ -77,9 +77,13 @@ class Part:
         return parse_seeds(str(self.seeds_of.get(layer, self.seeds)))
 
     def sources(self, data: Path) -> list[Path]:
-        """Where its data lie below a folder; not to be there is an error. Data that a package holds lie nowhere."""
-        found = sorted(data.glob(self.path)) if self.path else []
-        if self.path and not found:
+        """Where its data lie below a folder, or that folder; not to be there is an error. Data that a package holds lie
+        nowhere."""
+        if not self.path:
+            return []
+        # The folder itself has a name without parts, and no pattern.
+        found = sorted(data.glob(self.path)) if Path(self.path).parts else [data]
+        if not found:
             raise FileNotFoundError(f"there is no {data / self.path} for data.{self.name}")
         return found
 

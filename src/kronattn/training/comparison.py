@@ -17,11 +17,11 @@ from kronattn.atomic import write_atomically
 from kronattn.models.registry import task_of
 from kronattn.tasks import find_task
 from kronattn.training.errors import OneLineError
-from kronattn.training.folder import CONFIG, RESULT, read_result
+from kronattn.training.folder import RESULT, check_same_settings, read_result
 from kronattn.training.intervals import confidence_interval
 from kronattn.training.mps import sharing_gpu
 from kronattn.training.precompile import precompiling
-from kronattn.training.recipe import Recipe, load_recipe
+from kronattn.training.recipe import Recipe
 from kronattn.training.workers import run_in_processes
 
 __all__ = ["Plan", "check_data", "confidence_interval", "measure_alone", "parse_seeds", "plan", "run_all", "summarise"]
@@ -100,7 +100,7 @@ def run_all(
     for one in plans:
         if not one.recipe.model.name.startswith("timm/"):
             task_of(one.recipe.model.name)  # an unknown one is an error here, not after hours of training the others
-        _check_same_recipe(one)
+        check_same_settings(one.folder, one.recipe, "--folder")
     failures: dict[str, str] = {}
 
     def done(one: Any, failure: str) -> None:
@@ -145,13 +145,6 @@ def _decoded_together(plans: Sequence[Plan], jobs: int) -> Iterator[Path | None]
         yield decoded
     finally:
         shutil.rmtree(decoded, ignore_errors=True)
-
-
-def _check_same_recipe(one: Plan) -> None:
-    """Results of another recipe are no part of this comparison."""
-    used = one.folder / CONFIG
-    if used.exists() and replace(load_recipe(used), cache=one.recipe.cache) != one.recipe:
-        raise ValueError(f"{one.folder} holds a run with other settings: give another --folder, or remove it")
 
 
 def check_data(recipe: Recipe, splits: Iterable[str] = ("train", "val")) -> None:

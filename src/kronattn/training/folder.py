@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from kronattn.training.recipe import Recipe, load_recipe, recipe_yaml, without_places
 
 __all__ = ["check_same_settings", "read_result", "refuse_foreign_files", "run_folder"]
@@ -38,17 +40,23 @@ def read_result(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path} is no JSON, or cut short: remove it, and the run writes it anew") from None
 
 
-def check_same_settings(folder: Path, recipe: Recipe) -> None:
-    """Refuse to take a finished run for one of other settings; where its data lies may have changed."""
+def check_same_settings(folder: Path, recipe: Recipe, option: str = "--output") -> None:
+    """Refuse to take a run's results for those of other settings; where its data lies may have changed.
+
+    Args:
+        option: the command's, for another folder.
+    """
     used = folder / CONFIG
     if used.exists() and _what_counts(load_recipe(used)) != _what_counts(recipe):
-        raise ValueError(
-            f"{folder} holds a finished run with other settings, those of {used}: --output takes another folder"
-        )
+        raise ValueError(f"{folder} holds a run with other settings, those of {used}: {option} takes another folder")
 
 
-def _what_counts(recipe: Recipe) -> Recipe:
-    return replace(without_places(recipe), threads=None)
+def _what_counts(recipe: Recipe) -> Any:
+    """A recipe's settings as a file has them, without those of the machine alone."""
+    general = without_places(recipe)
+    model = replace(general.model, context=None, options=general.model.all_options)
+    data = replace(general.data, workers=0, in_memory="auto")
+    return yaml.safe_load(recipe_yaml(replace(general, model=model, data=data, accelerator="auto", threads=None)))
 
 
 def refuse_foreign_files(folder: Path) -> None:

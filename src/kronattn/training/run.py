@@ -132,8 +132,8 @@ def train(
     try:
         trainer = _trainer(recipe, folder, f"val/{task.score}", watching, None if figures_only else checkpoints)
     except MisconfigurationException as error:
-        where = f"accelerator is {recipe.accelerator!r} and devices {recipe.devices}"
-        raise ValueError(f"{where}, which this machine does not have: {one_line_of(error)}") from None
+        where = f"accelerator {recipe.accelerator!r} with devices {recipe.devices} cannot be used here"
+        raise ValueError(f"{where}: {one_line_of(error)}") from None
     # Where steps are counted, Lightning takes the epoch that a checkpoint was written after for one that is still going
     # on: it would end it once more, and train on a batch too many where it was not validated.
     trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
