@@ -1,6 +1,6 @@
 """Where attention looks: the three operators beside each other on one image, as a picture or a page."""
 
-from kronattn.explain.figure import draw_layer, draw_layers
+from kronattn.explain.figure import draw_layers
 from kronattn.explain.operators import MODES, Comparison, compare_operators, look
 from kronattn.explain.page import render_explanation
 from kronattn.explain.place import choose_layers, grid_position, parse_place, place_in_part
@@ -10,7 +10,6 @@ __all__ = [
     "Comparison",
     "choose_layers",
     "compare_operators",
-    "draw_layer",
     "draw_layers",
     "grid_position",
     "look",

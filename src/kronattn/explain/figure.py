@@ -17,19 +17,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL import Image
 
-__all__ = ["draw_layer", "draw_layers"]
+__all__ = ["draw_layers"]
 
 
-def draw_layer(
-    image: Image.Image, comparison: Comparison, place: tuple[float, float], modes: Sequence[str] = MODES
+def draw_layers(
+    image: Image.Image, comparisons: Sequence[Comparison], place: tuple[float, float], *, caption: str = ""
 ) -> Figure:
-    """Draw one layer: a panel for each operator, beside each other.
+    """Draw layers below each other, each with a panel for every operator, under a caption.
 
     Args:
         image: the whole image that the network saw.
-        comparison: the layer, from :func:`kronattn.explain.compare_operators`.
+        comparisons: the layers, from :func:`kronattn.explain.compare_operators`.
         place: x and y as fractions of the image's width and height.
-        modes: which operators, of "kv", "qkv" and "regular".
 
     Example:
         >>> import kronattn
@@ -37,26 +36,14 @@ def draw_layer(
         >>> from kronattn.explain import compare_operators
         >>> model = kronattn.create_model("kanet_kv", width=0.25).eval()
         >>> comparisons = compare_operators(model, torch.randn(1, 3, 64, 64))
-        >>> figure = draw_layer(Image.new("RGB", (64, 64)), comparisons[0], (0.5, 0.5))
+        >>> figure = draw_layers(Image.new("RGB", (64, 64)), comparisons[:1], (0.5, 0.5))
         >>> [axis.get_title(loc="left").split(",")[0] for axis in figure.axes if axis.get_title(loc="left")]
         ['KAO_KV', 'KAO_QKV', 'regular']
     """
-    return draw_layers(image, [comparison], place, modes)
-
-
-def draw_layers(
-    image: Image.Image,
-    comparisons: Sequence[Comparison],
-    place: tuple[float, float],
-    modes: Sequence[str] = MODES,
-    *,
-    caption: str = "",
-) -> Figure:
-    """Draw several layers below each other, under a caption; other arguments as in :func:`draw_layer`."""
     shape = min(max(image.height / image.width, 0.4), 2.5)
     width = 3.1
     heights = [width * shape + 0.95] * len(comparisons)
-    figure = new_figure("the figure", width * len(modes) + 0.2, sum(heights) + (0.35 if caption else 0))
+    figure = new_figure("the figure", width * len(MODES) + 0.2, sum(heights) + (0.35 if caption else 0))
     if caption:
         figure.suptitle(caption, fontsize=10, x=0.01, ha="left", fontweight="bold")
     rows: Any = np.atleast_1d(figure.subfigures(len(comparisons), 1))
@@ -64,8 +51,8 @@ def draw_layers(
         row, column = grid_position(place, comparison.grid)
         title = f"{comparison.name}: {comparison.grid[0]}×{comparison.grid[1]}, row {row}, column {column}"
         part.suptitle(title, fontsize=9, x=0.01, ha="left")
-        panels = np.atleast_1d(part.subfigures(1, len(modes)))
-        for panel, mode in zip(panels, modes, strict=True):
+        panels = np.atleast_1d(part.subfigures(1, len(MODES)))
+        for panel, mode in zip(panels, MODES, strict=True):
             if mode in comparison.calls:
                 _draw_panel(panel, image, comparison, mode, place)
             else:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from kronattn.explain.figure import draw_layer
-from kronattn.explain.operators import MODES, Comparison
+from kronattn.explain.figure import draw_layers
+from kronattn.explain.operators import Comparison
 from kronattn.present import embedded_figure, html_page
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ def render_explanation(
     *,
     title: str,
     lead: str = "",
-    modes: Sequence[str] = MODES,
 ) -> str:
     """Return one HTML page with a picture for each layer; arguments as in :func:`kronattn.explain.draw_layers`."""
     links = "\n".join(f'<a href="#layer-{at}">{escape(one.name)}</a>' for at, one in enumerate(comparisons))
@@ -43,6 +42,6 @@ def render_explanation(
     main = []
     for at, one in enumerate(comparisons):
         description = f"Row and column weights of {one.name} for each operator"
-        picture = embedded_figure(draw_layer(image, one, place, modes), description, "png")
+        picture = embedded_figure(draw_layers(image, [one], place), description, "png")
         main.append(f'<section id="layer-{at}"><h2>{escape(one.name)}</h2>\n{picture}</section>')
     return html_page(title, header, main)
