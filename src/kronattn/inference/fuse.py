@@ -58,19 +58,10 @@ def fuse_unsupported_reason(model: nn.Module) -> str | None:
     """
     if any(module.training for module in model.modules()):
         return "it is in training mode, where batch norms depend on the batch; call eval() first"
-    has_norm = False
     for name, module in model.named_modules():
-        has_norm = has_norm or isinstance(module, nn.BatchNorm2d)
-        if type(module) in _KNOWN and has_hooks(module):
-            return f"{name or 'it'} has hooks; remove them first"
-        if isinstance(module, ConvNormAct):
-            where = f"{name}." if name else ""
-            if not isinstance(module.norm, nn.BatchNorm2d) or module.norm.running_var is None:
-                kind = f"{type(module.norm).__name__}"
-                return f"{where}norm is {kind}; only nn.BatchNorm2d with running statistics can be folded"
-            for part, plain in (("conv", module.conv), ("norm", module.norm)):
-                if not is_plain(plain):
-                    return f"{where}{part} ({type(plain).__name__}) has hooks or an adapter; remove or merge them first"
+        if (reason := _unsupported_reason(module, name)) is not None:
+            return reason
+    has_norm = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     return None if has_norm else "it has no batch norm to fold"
 
 
@@ -91,7 +82,7 @@ def fuse_known(model: nn.Module, *, attention: bool = True, portable: bool = Fal
 def _replaced(module: nn.Module, attention: bool, portable: bool) -> nn.Module:
     if type(module) in _KNOWN:
         # One that cannot be folded needs its parts as they are: some are called with what to concatenate.
-        return _fused(module, attention, portable) if all(map(_foldable, module.modules())) else module
+        return module if any(map(_unsupported_reason, module.modules())) else _fused(module, attention, portable)
     for name, child in module.named_children():
         setattr(module, name, _replaced(child, attention, portable))
     return module
@@ -108,14 +99,20 @@ def _fused(module: nn.Module, attention: bool, portable: bool) -> nn.Module:
     return fused_conv(module, portable)
 
 
-def _foldable(module: nn.Module) -> bool:
-    """Whether nothing is lost with a module that folding takes apart; true of all others."""
+def _unsupported_reason(module: nn.Module, name: str = "") -> str | None:
+    """Why a module that folding takes apart must stay whole, in words; None where nothing is lost with it."""
     if isinstance(module, _KNOWN) and has_hooks(module):
-        return False
+        return f"{name or 'it'} has hooks; remove them first"
     if not isinstance(module, ConvNormAct):
-        return True
-    norm = module.norm
-    return isinstance(norm, nn.BatchNorm2d) and norm.running_var is not None and is_plain(module.conv, norm)
+        return None
+    where = f"{name}." if name else ""
+    if not isinstance(module.norm, nn.BatchNorm2d) or module.norm.running_var is None:
+        kind = type(module.norm).__name__
+        return f"{where}norm is {kind}; only nn.BatchNorm2d with running statistics can be folded"
+    for part, plain in (("conv", module.conv), ("norm", module.norm)):
+        if not is_plain(plain):
+            return f"{where}{part} ({type(plain).__name__}) has hooks or an adapter; remove or merge them first"
+    return None
 
 
 class _Tracer(fx.Tracer):
