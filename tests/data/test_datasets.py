@@ -7,7 +7,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from kronattn.data.classification import load_split
-from kronattn.data.datasets import ImageDataset, collate_good, decode_all
+from kronattn.data.datasets import DecodedImages, ImageDataset, collate_good, decode_all
 from kronattn.data.images import BadImage
 
 
@@ -28,12 +28,12 @@ def test_both_ways_give_the_same_pixels(images):
     assert bad == []
     whole = ImageDataset(source, 16)
     one_by_one = torch.stack([whole[index][0] for index in range(12)])
-    assert torch.equal(decoded.pixels, one_by_one)
-    assert decoded.labels.tolist() == list(source.labels)
+    assert torch.equal(decoded["pixels"], one_by_one)
+    assert decoded["labels"].tolist() == list(source.labels)
 
 
 def test_a_batch_is_one_gather(images):
-    decoded, _ = decode_all(images[0], 16)
+    decoded = DecodedImages(**decode_all(images[0], 16)[0])
     loader = DataLoader(decoded, batch_size=5, collate_fn=lambda batch: batch)
     pixels, labels = next(iter(loader))
     assert torch.equal(pixels, decoded.pixels[:5])
@@ -42,7 +42,7 @@ def test_a_batch_is_one_gather(images):
 
 def test_images_are_scaled(images):
     decoded, _ = decode_all(images[0], 24)
-    assert decoded.pixels.shape == (12, 3, 24, 24)
+    assert decoded["pixels"].shape == (12, 3, 24, 24)
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def test_bad_images_stop_the_decoding_by_name(with_bad):
 
 def test_bad_images_are_left_out_and_named(with_bad):
     decoded, bad = decode_all(with_bad, 16, skip_bad=True)
-    assert len(decoded) == 10
-    assert decoded.labels.tolist() == [0] * 5 + [1] * 5
+    assert len(decoded["pixels"]) == 10
+    assert decoded["labels"].tolist() == [0] * 5 + [1] * 5
     assert [name[-7:] for name in bad] == ["a/2.png", "b/0.png"]
 
 

@@ -61,16 +61,17 @@ def collate_good(samples: list[Any]) -> Any:
 
 def decode_all(
     images: LabelledImages, size: int, *, skip_bad: bool = False, track: Track = untracked
-) -> tuple[DecodedImages, list[str]]:
+) -> tuple[dict[str, Tensor], list[str]]:
     """Decode every image, scaled to ``size`` × ``size``, with a thread for each processor.
 
     Returns:
-        The images, and the names of bad ones: left out with ``skip_bad``, an error otherwise.
+        What :class:`DecodedImages` is made of, and the names of bad images: left out with ``skip_bad``, an error
+        otherwise.
 
     Example:
         >>> from kronattn.data.classification import load_split
         >>> decoded, bad = decode_all(load_split("digits", None, "val"), 32)
-        >>> decoded.pixels.shape, bad
+        >>> decoded["pixels"].shape, bad
         (torch.Size([360, 3, 32, 32]), [])
     """
     dataset = ImageDataset(images, size, skip_bad=skip_bad)
@@ -84,4 +85,4 @@ def decode_all(
         raise BadImage(f"all {len(images)} images are bad: nothing is left to train on")
     if not good.all():
         pixels, labels = pixels[good], labels[good]
-    return DecodedImages(pixels, labels), dataset.bad_names()
+    return {"pixels": pixels, "labels": labels}, dataset.bad_names()

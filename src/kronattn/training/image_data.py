@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from kronattn.data import augment
-from kronattn.data.cache import Decoded, fingerprint
+from kronattn.data.cache import fingerprint
 from kronattn.data.classification import ImageFiles, LabelledImages, check_same_classes, load_split, with_classes
 from kronattn.data.datasets import DecodedImages, ImageDataset, collate_good, decode_all
 from kronattn.training.data import TrainingData
@@ -38,14 +38,11 @@ class ImageData(TrainingData):
     def build(self, split: str) -> DecodedImages | ImageDataset:
         images = self.split(split)
         size = self.images.resize if split == "train" else self.images.evaluated_resize
-        if self.keeps(len(images) * 3 * size * size):
-            key = f"images-{_name(images, size, self.settings.skip_bad_images)}"
-            return self.decoded(key, lambda: self._decode(images, size), DecodedImages)
-        return ImageDataset(images, size, skip_bad=self.settings.skip_bad_images)
-
-    def _decode(self, images: LabelledImages, size: int) -> Decoded:
-        found, bad = decode_all(images, size, skip_bad=self.settings.skip_bad_images, track=self.track)
-        return {"pixels": found.pixels, "labels": found.labels}, bad
+        skip_bad = self.settings.skip_bad_images
+        if not self.keeps(len(images) * 3 * size * size):
+            return ImageDataset(images, size, skip_bad=skip_bad)
+        key = f"images-{_name(images, size, skip_bad)}"
+        return self.decoded(key, lambda: decode_all(images, size, skip_bad=skip_bad, track=self.track), DecodedImages)
 
     def collate(self) -> Callable[[list[Any]], Any]:
         return collate_good
