@@ -8,31 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
-
 from kronattn.extras import require_library
-from kronattn.nn import KroneckerAttention
+from kronattn.integrations.ultralytics import KroneckerBlock
 
-__all__ = ["ATTENTIONS", "KroneckerDecoderAttention", "register"]
+__all__ = ["ATTENTIONS", "register"]
 
 # Values of decoder_attention_type, and what our layer calls them.
 ATTENTIONS = {"kao_kv": "kv", "kao_qkv": "qkv"}
-
-
-class KroneckerDecoderAttention(nn.Module):
-    """x plus Kronecker attention of x: (N, C, h, w) to the same.
-
-    Example:
-        >>> KroneckerDecoderAttention(16, "qkv")(torch.randn(2, 16, 8, 12)).shape
-        torch.Size([2, 16, 8, 12])
-    """
-
-    def __init__(self, in_channels: int, mode: str = "qkv") -> None:
-        super().__init__()
-        self.attn = KroneckerAttention(in_channels, mode)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.attn(x)
 
 
 def register() -> list[str]:
@@ -55,7 +37,7 @@ def register() -> list[str]:
                 except ValueError as error:
                     raise ValueError(f"{error}; kronattn's are {' and '.join(ATTENTIONS)}") from None
                 if name in ATTENTIONS:
-                    self.attention = KroneckerDecoderAttention(params["in_channels"], ATTENTIONS[name])
+                    self.attention = KroneckerBlock(params["in_channels"], ATTENTIONS[name])
 
         modules.Attention = Attention
     return list(ATTENTIONS)
