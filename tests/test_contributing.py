@@ -51,10 +51,10 @@ def test_a_task_is_a_file_and_a_line(grading, tmp_path, capsys):
     trained = json.loads(capsys.readouterr().out)
     assert (trained["task"], "best_kappa" in trained) == ("grading", True)
     assert "| validation kappa |" in (run / "README.md").read_text()
-    assert main(["evaluate", str(run), "--accelerator", "cpu", "--json"]) == 0
+    assert main(["evaluate", str(run), "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["kappa"] == pytest.approx(trained["best_kappa"], abs=1e-5)
-    assert main(["evaluate", str(run), "--accelerator", "cpu"]) == 0
+    assert main(["evaluate", str(run), "--device", "cpu"]) == 0
     assert "Top-5" in capsys.readouterr().out
 
 

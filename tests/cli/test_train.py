@@ -50,7 +50,7 @@ def test_the_saved_config_repeats_the_run(trained, tmp_path, capsys):
 def test_evaluate(trained, folder, capsys, tmp_path):
     _, run = trained
     figure = tmp_path / "confusion.png"
-    arguments = ["evaluate", str(run / "weights.safetensors"), "--data", str(folder), "--accelerator", "cpu"]
+    arguments = ["evaluate", str(run / "weights.safetensors"), "--data", str(folder), "--device", "cpu"]
     assert main([*arguments, "--output", str(figure)]) == 0
     assert "calibration error" in capsys.readouterr().out
     assert figure.read_bytes().startswith(b"\x89PNG")
@@ -64,7 +64,7 @@ def test_evaluate_on_classes_that_the_network_does_not_know(trained, folder, tmp
     _, run = trained
     shutil.copytree(folder / "val", tmp_path / "data" / "val")
     (tmp_path / "data" / "val" / "n01440764").rename(tmp_path / "data" / "val" / "zebra")
-    arguments = ["evaluate", str(run / "last.ckpt"), "--data", str(tmp_path / "data"), "--accelerator", "cpu"]
+    arguments = ["evaluate", str(run / "last.ckpt"), "--data", str(tmp_path / "data"), "--device", "cpu"]
     assert "a class 'zebra' that the network does not know" in error_of(capsys, arguments)
 
 

@@ -147,7 +147,7 @@ def test_ctrl_c_while_a_network_is_examined(tmp_path, monkeypatch, capsys):
     for name in CLASSES:
         (tmp_path / "val" / name).mkdir(parents=True)
         photo(tmp_path / "val" / name / "a.png")
-    assert main(["evaluate", str(weights_file(tmp_path)), "--data", str(tmp_path), "--accelerator", "cpu"]) == 130
+    assert main(["evaluate", str(weights_file(tmp_path)), "--data", str(tmp_path), "--device", "cpu"]) == 130
     assert "kronattn: error: interrupted\n" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -163,7 +163,7 @@ def test_the_ignored_label_is_the_one_that_was_given(tmp_path, capsys):
     run = tmp_path / "run"
     arguments = ["train", "--config", "camvid/deeplabv2_kao_kv", "--data", str(root), "--output", str(run), *settings]
     assert main([*arguments, "data.images.ignore_index=7"]) == 0
-    assert main(["evaluate", str(run / "weights.safetensors"), "--data", str(root), "--accelerator", "cpu"]) == 0
+    assert main(["evaluate", str(run / "weights.safetensors"), "--data", str(root), "--device", "cpu"]) == 0
     capsys.readouterr()
     known_kind = [one for one in arguments if one != "data.name=folder"]
     assert main([*known_kind, "--output", str(tmp_path / "b"), "data.images.ignore_index=7"]) == 2

@@ -132,7 +132,7 @@ def test_end_to_end(places, tmp_path, capsys, name):
     assert main([*arguments, *SMALL, "--output", str(run), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["task"], result["data"]) == ("segmentation", name)
-    arguments = ["evaluate", str(run / "weights.safetensors"), "--data", places[name], "--accelerator", "cpu"]
+    arguments = ["evaluate", str(run / "weights.safetensors"), "--data", places[name], "--device", "cpu"]
     assert main([*arguments, "--json", "--pictures", str(pictures)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["mean_iou"] == pytest.approx(result["mean_iou"])
