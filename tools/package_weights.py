@@ -63,7 +63,7 @@ def package(folder: Path, into: Path = PACKAGE) -> Path:
 def figures_of_the_weights(folder: Path) -> dict[str, Any]:
     """A run's result with the validation figures of its best epoch, whose weights are kept: its own are the last's."""
     result = json.loads((folder / "result.json").read_text())
-    epoch = result.get("best_epoch", result["epochs"])
+    epoch = result["best_epoch"]
     with (folder / "history.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if int(row["epoch"]) == epoch]
     if not rows:

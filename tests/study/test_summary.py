@@ -48,6 +48,7 @@ def study(scores=SCORES, folds=()):
                 {
                     "name": "fronts",
                     "title": "House fronts",
+                    "caveat": "",
                     "layers": list(scores),
                     "score": "mean_iou",
                     "score_label": "mean IoU",

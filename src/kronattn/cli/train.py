@@ -75,7 +75,7 @@ def train(
     task = find_task(recipe.task)
     reached = f"{task.label} {100 * result[task.score]:.2f}% after the last of {result['epochs']} epochs"
     lines = [f"{result['model']} on {result['data']}, seed {result['seed']}: {reached}"]
-    if result.get("best_epoch", result["epochs"]) != result["epochs"]:
+    if result["best_epoch"] != result["epochs"]:
         best = f"{100 * result[f'best_{task.score}']:.2f}% after epoch {result['best_epoch']}"
         lines.append(f"Best: {best}, whose weights are weights.safetensors; the last's are weights-last.safetensors")
     if result["images_per_second"]:

@@ -42,7 +42,7 @@ def _summarise_part(part: Mapping[str, Any], found: Mapping[str, Any]) -> dict[s
     return {
         "name": part["name"],
         "title": part["title"],
-        "caveat": part.get("caveat", ""),
+        "caveat": part["caveat"],
         "score": part["score"],
         "score_label": part["score_label"],
         "paired_by": "fold" if part["folds"] else "seed",

@@ -54,8 +54,8 @@ It ran with {versions}.
 
 
 def _which(result: Mapping[str, Any], with_last: bool) -> str:
-    """Which epoch's weights these are; runs of earlier versions kept the last alone."""
-    best = result.get("best_epoch", result["epochs"])
+    """Which epoch's weights these are."""
+    best = result["best_epoch"]
     if best == result["epochs"]:
         return "The weights and the figures are those after the last epoch."
     chosen = f"The weights and the figures are those after epoch {best} of {result['epochs']}, which validated best"

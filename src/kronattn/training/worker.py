@@ -38,7 +38,7 @@ def main() -> None:
         order = json.loads(line)
         folder, decoded = Path(order["folder"]), order["decoded"]
         with _logged(folder / LOG):
-            failure = _train(folder, Path(decoded) if decoded else None, store, order.get("options", {}))
+            failure = _train(folder, Path(decoded) if decoded else None, store, order["options"])
         # What was captured for the last network.
         gc.collect()
         if torch.cuda.is_initialized():
