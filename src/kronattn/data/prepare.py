@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,28 +12,15 @@ from kronattn.extras import require_library
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["Seen", "prepare_image", "seen_part"]
+    from kronattn.models.files import Description
+
+__all__ = ["prepare_image", "seen_part"]
 
 # A photograph of twenty million pixels would take gigabytes of features, and its objects exceed any training crop.
 _LONGEST = 2048
 
 
-class Seen(Protocol):
-    """The part of :class:`kronattn.models.files.Description` that says how images are prepared."""
-
-    @property
-    def mean(self) -> Sequence[float]: ...
-    @property
-    def std(self) -> Sequence[float]: ...
-    @property
-    def resize(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def keep_aspect(self) -> bool: ...
-
-
-def prepare_image(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Tensor:
+def prepare_image(image: Image.Image, seen: Description, *, cut: str = "centre") -> Tensor:
     """An RGB image as (3, height, width), float32, normalised; (1, height, width) where the network sees grey.
 
     Args:
@@ -74,7 +60,7 @@ def prepare_image(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Ten
     return (pixels.float() / 255 - mean) / std
 
 
-def seen_part(image: Image.Image, seen: Seen, *, cut: str = "centre") -> Image.Image:
+def seen_part(image: Image.Image, seen: Description, *, cut: str = "centre") -> Image.Image:
     """The part of an image that :func:`prepare_image` takes, at the image's own resolution.
 
     Example:
