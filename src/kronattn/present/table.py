@@ -53,11 +53,8 @@ class Table:
         return [row for group in self.groups for row in group.rows]
 
     def only(self, chosen: Sequence[int]) -> Table:
-        """Some of its columns. Rows may end early."""
-        groups = [
-            Group(group.title, [[row[at] for at in chosen if at < len(row)] for row in group.rows])
-            for group in self.groups
-        ]
+        """Some of its columns."""
+        groups = [Group(group.title, [[row[at] for at in chosen] for row in group.rows]) for group in self.groups]
         return replace(self, columns=[self.columns[at] for at in chosen], groups=groups)
 
 

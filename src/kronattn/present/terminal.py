@@ -67,8 +67,8 @@ def _least_width(table: Table, at: int, separator: str) -> int | None:
     column = table.columns[at]
     if at and not column.numeric:
         return None
-    cells = [row[at] for row in table.rows if at < len(row)]
-    longest = max(map(len, [column.title, *(line for cell in cells for line in _lines(cell, separator))]))
+    lines = (line for row in table.rows for line in _lines(row[at], separator))
+    longest = max(map(len, [column.title, *lines]))
     return longest if column.numeric else min(longest, _WIDEST_NAME)
 
 
