@@ -22,9 +22,9 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
 BLUE, ORANGE, GREY, YELLOW = "#2b6cb0", "#dd6b20", "#718096", "#d69e2e"
 
 
-def feature_map(height: int = 9, width: int = 13) -> torch.Tensor:
-    """(1, 6, height, width): two soft blobs and a slope, so that there is something to attend to."""
-    y, x = torch.meshgrid(torch.linspace(0, 1, height), torch.linspace(0, 1, width), indexing="ij")
+def feature_map() -> torch.Tensor:
+    """(1, 6, 9, 13): two soft blobs and a slope, so that there is something to attend to."""
+    y, x = torch.meshgrid(torch.linspace(0, 1, 9), torch.linspace(0, 1, 13), indexing="ij")
 
     def blob(cx: float, cy: float, size: float) -> torch.Tensor:
         return torch.exp(-((x - cx) ** 2 + (y - cy) ** 2) / size)

@@ -98,13 +98,13 @@ def jitter(images: Tensor, strength: float) -> Tensor:
     return torch.lerp(images.mean(1, keepdim=True), images, saturation).clamp(0, 255)
 
 
-def random_erase(images: Tensor, probability: float, area: tuple[float, float] = (0.02, 0.33)) -> Tensor:
+def random_erase(images: Tensor, probability: float) -> Tensor:
     """Blank a random rectangle in some images of (N, C, H, W), which are normalised already: zero is the mean."""
     if not probability:
         return images
     samples, _, height, width = images.shape
     device = images.device
-    share = _draw(samples, device, *area)
+    share = _draw(samples, device, 0.02, 0.33)
     shape = _draw(samples, device, math.log(0.3), math.log(1 / 0.3)).exp()
     rows = in_window(height, (share * shape).sqrt())[:, None, :, None]
     columns = in_window(width, (share / shape).sqrt())[:, None, None, :]

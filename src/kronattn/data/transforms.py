@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 __all__ = ["ImageSettings", "check_not_negative", "check_shares", "check_std"]
@@ -42,8 +42,8 @@ class ImageSettings:
     cutmix: float = 0.0
     eval_resize: int | None = None
     eval_size: int | None = None
-    mean: tuple[float, float, float] = field(default=(0.485, 0.456, 0.406))
-    std: tuple[float, float, float] = field(default=(0.229, 0.224, 0.225))
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
         for name in ("resize", "size", "eval_resize", "eval_size"):

@@ -19,7 +19,7 @@ __all__ = ["draw_means"]
 _BLUE, _ORANGE, _GREY = "#2b6cb0", "#dd6b20", "#718096"
 
 
-def draw_means(setting: Setting, count: int = 20_000, *, seed: int = 0) -> Figure:
+def draw_means(setting: Setting, count: int = 20_000) -> Figure:
     """Draw the means of X and of X̃ as they are and with μ̄ + ῡ = 0, and X̃'s against X's; return the figure.
 
     Lines are what Theorem 1 says, points are means of ``count`` samples. X̃ with its mean counted once is what
@@ -47,7 +47,7 @@ def draw_means(setting: Setting, count: int = 20_000, *, seed: int = 0) -> Figur
             )
             axis.set_title(title, fontsize=11)
             axis.set(xlabel="column j", xticks=[], yticks=[])
-        tilde = draw_samples(one, count, seed=seed).tilde
+        tilde = draw_samples(one, count).tilde
         _against(panels[2], claim.model.mean, claim.tilde.mean, tilde, f"{count:,}")
     figure.colorbar(image, ax=axes[:, :2], location="bottom", shrink=0.5, aspect=40, pad=0.03, label="mean")
     return figure

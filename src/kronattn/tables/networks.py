@@ -99,18 +99,14 @@ class Measured:
     madd: int
 
 
-def measure_networks(
-    rows: Sequence[NetworkRow] = ROWS,
-    *,
-    track: Callable[[Sequence[NetworkRow]], Iterable[NetworkRow]] = lambda rows: rows,
-) -> list[Measured]:
+def measure_networks(track: Callable[[Sequence[NetworkRow]], Iterable[NetworkRow]] = iter) -> list[Measured]:
     """Build each network and count; a network that stands in several tables is counted once.
 
     Nothing is computed: networks are built without memory for their weights, and shapes alone go through them.
     """
     counted: dict[str, tuple[int, int, int]] = {}
     measured = []
-    for row in track(rows):
+    for row in track(ROWS):
         if row.name not in counted:
             with torch.device("meta"):
                 model = row.build().eval()

@@ -211,8 +211,7 @@ class Recipe:
                 raise ValueError(f"{name} must be at least 1, not {count}")
         check_shares(self, "label_smoothing")
         processes = self.devices * self.nodes
-        if self.freeze_epochs < 0:
-            raise ValueError(f"freeze_epochs must be at least 0, not {self.freeze_epochs}")
+        check_not_negative(self, "freeze_epochs")
         if self.freeze_epochs and processes > 1:
             raise ValueError("freeze_epochs is for one device: several wait for the gradients of every weight")
         if self.batch_size % processes:
