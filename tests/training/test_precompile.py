@@ -49,7 +49,7 @@ def test_what_was_compiled_is_not_compiled_again(monkeypatch, tmp_path):
 def test_networks_share_the_cores_that_training_leaves(monkeypatch):
     started = []
     monkeypatch.setattr(precompile, "_start", lambda recipe, count: started.append((recipe.model.name, count)) or [])
-    monkeypatch.setattr(precompile, "_is_worth_it", lambda recipe, count: count > 0)
+    monkeypatch.setattr(precompile, "_is_of_use", lambda recipe, count: count > 0)
     monkeypatch.setattr(precompile.os, "cpu_count", lambda: 16)
     both = [load_recipe(f"imagenette/{name}") for name in ("kanet_kv", "mobilenetv2")]
     with precompile.precompiling(both[0]):

@@ -43,7 +43,7 @@ def precompiling(*recipes: Recipe, jobs: int = 1) -> Iterator[None]:
         if recipe.cache is not None:
             keep_compiled_code(Path(recipe.cache))
     share = min(_PROCESSES, _free_cores(jobs) // max(1, len(recipes)))
-    processes = [process for recipe in recipes if _is_worth_it(recipe, share) for process in _start(recipe, share)]
+    processes = [process for recipe in recipes if _is_of_use(recipe, share) for process in _start(recipe, share)]
     try:
         yield
     finally:
@@ -52,7 +52,7 @@ def precompiling(*recipes: Recipe, jobs: int = 1) -> Iterator[None]:
             process.wait()
 
 
-def _is_worth_it(recipe: Recipe, processes: int) -> bool:
+def _is_of_use(recipe: Recipe, processes: int) -> bool:
     if recipe.accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
         return False
     if not isinstance(recipe.data.images, ImageSettings) or recipe.precision != "bf16-mixed" or processes < 1:

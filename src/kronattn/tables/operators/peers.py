@@ -12,7 +12,7 @@ __all__ = ["axial", "criss_cross", "efficient", "fused", "pooled", "regular"]
 
 
 def regular(x: Tensor) -> Tensor:
-    """Eq. 1 of the paper with its coefficient matrix built.
+    """Eq. 1 of the paper with its coefficient matrix materialised.
 
     >>> regular(torch.randn(2, 8, 4, 5)).shape
     torch.Size([2, 8, 4, 5])
