@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kronattn import attention, kronecker_attention
 from kronattn.nn import DenseAttention, KroneckerAttention
@@ -173,6 +174,18 @@ def test_gradients_by_running_statistics_of_each_key_in_half_precision():
         found.append((y, *torch.autograd.grad(y.square().sum(), [leaf, layer.norm.bias])))
     for half, exact in zip(found[1], found[0], strict=True):
         assert (half - exact).norm() <= 5e-2 * exact.norm()
+
+
+@pytest.mark.parametrize("norm", ["batch", "batch_per_key", "cosine"])
+def test_layers_are_made_where_they_are_to_be(norm):
+    """Also among fake tensors, by which tools find out what fits into memory: those cannot be moved afterwards."""
+    options = {"coefficient_norm": norm, "grid": (5, 6), "device": "meta", "dtype": torch.float64}
+    layer = KroneckerAttention(8, **options)
+    assert {(x.device.type, x.dtype) for x in layer.parameters()} == {("meta", torch.float64)}
+    with FakeTensorMode():
+        layer = DenseAttention(8, **options | {"device": "cpu"})
+        layer(torch.randn(2, 8, 5, 6, dtype=torch.float64)).sum().backward()
+        assert layer.value_map.weight.grad.shape == (8, 8)
 
 
 def test_a_scale_goes_where_its_layer_goes():

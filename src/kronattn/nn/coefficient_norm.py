@@ -45,7 +45,14 @@ class CoefficientNorm(nn.Module):
     num_batches_tracked: Tensor
 
     def __init__(
-        self, num_heads: int = 1, *, num_keys: int | None = None, eps: float = 1e-5, momentum: float | None = 0.1
+        self,
+        num_heads: int = 1,
+        *,
+        num_keys: int | None = None,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -55,11 +62,12 @@ class CoefficientNorm(nn.Module):
         self.synchronised = False
         self.process_group: Any = None
         channels = num_heads * (num_keys or 1)
-        self.weight = nn.Parameter(torch.empty(channels))
-        self.bias = None if num_keys is None else nn.Parameter(torch.empty(channels))
-        self.register_buffer("running_mean", torch.zeros(channels))
-        self.register_buffer("running_var", torch.ones(channels))
-        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
+        like: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(channels, **like))
+        self.bias = None if num_keys is None else nn.Parameter(torch.empty(channels, **like))
+        self.register_buffer("running_mean", torch.zeros(channels, **like))
+        self.register_buffer("running_var", torch.ones(channels, **like))
+        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long, device=device))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

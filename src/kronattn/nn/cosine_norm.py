@@ -29,10 +29,10 @@ class CosineNorm(nn.Module):
         True
     """
 
-    def __init__(self, num_heads: int = 1) -> None:
+    def __init__(self, num_heads: int = 1, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.weight = nn.Parameter(torch.empty(num_heads))
+        self.weight = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -106,10 +106,10 @@ class GridAttention(nn.Module):
         self.value_map = linear("v", self.out_channels)
         self.norm: CoefficientNorm | CosineNorm | None = None
         if coefficient_norm == "cosine":
-            self.norm = CosineNorm(num_heads).to(device=device, dtype=dtype)
+            self.norm = CosineNorm(num_heads, device, dtype)
         elif coefficient_norm is not None:
             num_keys = num_keys if coefficient_norm == "batch_per_key" else None
-            self.norm = CoefficientNorm(num_heads, num_keys=num_keys).to(device=device, dtype=dtype)
+            self.norm = CoefficientNorm(num_heads, num_keys=num_keys, device=device, dtype=dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
