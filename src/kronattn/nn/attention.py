@@ -280,7 +280,7 @@ class KroneckerAttention(GridAttention):
                 queries = map_positions(self.query_map, query)
         if places is not None:
             places = places.to(queries.dtype).expand(queries.shape[0], -1, -1)
-            queries = stages.spread_tokens(places, queries, plan, residual=queries)
+            queries = stages.combine_tokens(places, queries, plan, residual=queries)
         return self._unit(queries, 1), keys
 
     def _spread(self, mixed: Mixed, query: Tensor, key: Tensor, plan: Plan, residual: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from kronattn.ops import stages
+from kronattn.ops import matrix_products, stages
 from kronattn.ops.autocast import without_autocast
 from kronattn.ops.coefficients import Moments
 from kronattn.ops.compat import needs_dispatcher
@@ -107,7 +107,7 @@ class CoefficientNorm(nn.Module):
                 return stages.normalise(keys, self.weight, moments, running, softmax_of=softmax_of, **constants), None
             scale, bias = self.scale_and_bias(moments, update=self.training)
             normed = stages.scaled(keys, scale, self.num_heads)
-            return normed if softmax_of is None else stages.softmax(normed, softmax_of), bias
+            return normed if softmax_of is None else matrix_products.softmax(normed, softmax_of), bias
 
     def scale_and_bias(self, moments: Moments | None, *, update: bool = False) -> tuple[Tensor, Tensor | None]:
         """What to multiply the keys by, (num_heads,) or (num_heads, S), and what to add to their coefficients.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kronattn.ops.autocast import without_autocast
 from kronattn.ops.coefficients import Moments
 
 __all__ = ["centred", "moments", "padded", "softmax"]
@@ -51,4 +52,5 @@ def moments(matrix: Tensor, count: int) -> tuple[Moments, Tensor]:
 
 def softmax(matrix: Tensor, count: int) -> Tensor:
     """(N, m, count): the softmax of each query's coefficients."""
-    return matrix[..., :count].softmax(dim=-1)
+    with without_autocast(matrix):
+        return matrix[..., :count].softmax(dim=-1)

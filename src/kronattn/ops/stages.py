@@ -33,10 +33,8 @@ __all__ = [
     "normalise",
     "pool",
     "scaled",
-    "softmax",
     "spread",
     "spread_coefficients",
-    "spread_tokens",
 ]
 
 # Coefficients of a sample's tokens with each other that are materialised without a thought.
@@ -101,7 +99,7 @@ def spread(
         assert residual is not None
         return residual
     if plan.spread == "matrix_products" and num_heads == 1 and key_bias is None:
-        weights = softmax(coefficients(query, keys, plan), keys.shape[1])
+        weights = matrix_products.softmax(coefficients(query, keys, plan), keys.shape[1])
         return spread_coefficients(weights, values, query, residual=residual)
     return _implementation(plan.spread).spread(
         query, keys, values, num_heads=num_heads, key_bias=key_bias, residual=residual
@@ -123,13 +121,6 @@ def moments_of_coefficients(matrix: Tensor, count: int, plan: Plan) -> tuple[Mom
     with without_autocast(matrix):
         moments, matrix = _between_products(matrix, plan).moments(matrix, count)
         return moments, matrix
-
-
-@leaf_function
-def softmax(matrix: Tensor, count: int) -> Tensor:
-    """(N, m, count): the softmax of materialised coefficients of ``count`` keys."""
-    with without_autocast(matrix):
-        return matrix_products.softmax(matrix, count)
 
 
 @leaf_function
@@ -158,12 +149,6 @@ def _between_products(x: Tensor, plan: Plan) -> ModuleType:
 
 
 @leaf_function
-def spread_tokens(tokens: Tensor, like: Tensor, plan: Plan, *, residual: Tensor | None = None) -> Tensor:
-    """The last stage of KAO_QKV: the tokens are added up; see :func:`kronattn.ops.torch_backend.spread_tokens`."""
-    return _implementation(plan.pool).spread_tokens(tokens, like, residual=residual)
-
-
-@leaf_function
 def masked_bias(bias: Tensor | None, shares: Tensor | None, num_heads: int) -> Tensor | None:
     """(N, num_heads, S): what keeps tokens that are not there from being attended to; without shares, ``bias``."""
     if shares is None:
@@ -182,7 +167,8 @@ def combine_tokens(
     shares: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """The last stage of KAO_QKV: every position receives the sum, or the product, of its axes' tokens."""
+    """The last stage of KAO_QKV: every position receives the sum, or the product, of its axes' tokens; see
+    :func:`kronattn.ops.torch_backend.spread_tokens`."""
     if combine == "sum":
         once = mean == "once"
         if once and shares is not None:
