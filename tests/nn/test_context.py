@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kronattn.nn import (
     AxisMeans,
@@ -20,6 +21,7 @@ from kronattn.nn import (
     build_context,
     list_contexts,
 )
+from kronattn.nn.context_layer import check_context_input
 from kronattn.nn.context_registry import context_builder
 from tests.versions import skip_tied_export
 
@@ -431,6 +433,23 @@ class Residual(nn.Module):
 def test_weights_of_another_dtype(name):
     with pytest.raises(TypeError, match="has float32 weights, but x is float64: convert either, or use autocast$"):
         build_context(name, 6)(torch.randn(2, 6, 4, 4, dtype=torch.float64))
+
+
+def test_checks_copy_nothing():
+    """Whatever the input's strides: this grid cannot be seen as one axis."""
+
+    class Watch(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            self.seen += 1
+            return operator(*args, **(kwargs or {}))
+
+    x = torch.randn(2, 6, 9, 9)[..., 2:, 2:]
+    residual = torch.randn_like(x)
+    with Watch() as watch:
+        check_context_input(x, residual, channels=6, axes=None, dtype=None, owner="AxisMeans")
+    assert watch.seen == 0
 
 
 @pytest.mark.parametrize("layer", [CoordinateGate, SqueezeAxial])

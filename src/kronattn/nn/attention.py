@@ -200,7 +200,7 @@ class KroneckerAttention(GridAttention):
             self.observer(self, mixed, query.shape[2:], key.shape[2:])
 
         # Spread.
-        residual = check_residual(query if residual_is_query else residual, query, mixed.values)
+        residual = check_residual(query if residual_is_query else residual, query, mixed.values.shape[2])
         if self.is_linear_in_values:
             y = self._spread(mixed, query, key, plan, residual)
         else:
@@ -429,7 +429,7 @@ class DenseAttention(GridAttention):
         keys, bias = self._normalised(keys, moments)
         if self.observer is not None:
             self.observer(self, Mixed(queries, keys, bias, values), query.shape[2:], key.shape[2:])
-        residual = check_residual(residual, query, values)
+        residual = check_residual(residual, query, self.out_channels)
         return torch_backend.spread(queries, keys, values, num_heads=self.num_heads, key_bias=bias, residual=residual)
 
     def extra_repr(self) -> str:

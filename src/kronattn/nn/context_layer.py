@@ -80,7 +80,7 @@ def check_context_input(
         )
     residual_is_x, x = residual is x, autocasted(x)
     check_dtype(x, "x", dtype, owner)
-    return x, x if residual_is_x else check_residual(residual, x, x.flatten(2).transpose(1, 2))
+    return x, x if residual_is_x else check_residual(residual, x, channels)
 
 
 @leaf_function

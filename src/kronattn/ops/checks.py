@@ -180,15 +180,15 @@ def check_triple(
 
 
 @leaf_function
-def check_residual(residual: Tensor | None, query: Tensor, values: Tensor) -> Tensor | None:
-    """``residual`` is of the output's shape, (N, P, *query's grid) for (N, S, P) values, and of its device and dtype.
+def check_residual(residual: Tensor | None, query: Tensor, channels: int) -> Tensor | None:
+    """``residual`` is of the output's shape, (N, channels, *query's grid), and of its device and dtype.
 
     Under autocast it comes back in autocast's dtype, as the query does.
     """
     if residual is None:
         return None
     _check_tensor(residual, "residual")
-    expected = (query.shape[0], values.shape[2], *query.shape[2:])
+    expected = (query.shape[0], channels, *query.shape[2:])
     if residual.shape != expected:
         raise ValueError(f"residual must have the output's shape {tuple(expected)}, not {tuple(residual.shape)}")
     _check_device(residual, "residual", query)
