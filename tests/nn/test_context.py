@@ -431,8 +431,14 @@ class Residual(nn.Module):
 
 @learning_context
 def test_weights_of_another_dtype(name):
-    with pytest.raises(TypeError, match="has float32 weights, but x is float64: convert either, or use autocast$"):
-        build_context(name, 6)(torch.randn(2, 6, 4, 4, dtype=torch.float64))
+    layer, x = build_context(name, 6), torch.randn(2, 6, 4, 4)
+    with pytest.raises(TypeError, match="has float32 weights, but x is bfloat16: convert either, or use autocast$"):
+        layer(x.bfloat16())
+    # Autocast leaves float64 as it is.
+    for on in (False, True):
+        message = "has float32 weights, but x is float64: convert either$"
+        with pytest.raises(TypeError, match=message), torch.autocast("cpu", enabled=on):
+            layer(x.double())
 
 
 def test_checks_copy_nothing():

@@ -202,9 +202,13 @@ def check_dtype(x: Tensor, name: str, dtype: torch.dtype | None, owner: str) -> 
 
     Weights that are no tensors (quantised modules) have no dtype to compare with.
     """
-    if dtype is not None and x.dtype != dtype and not autocast_is_on(x):
+    if dtype is None or x.dtype == dtype:
+        return
+    # Autocast leaves float64 as it is.
+    hint = "" if torch.float64 in (x.dtype, dtype) else ", or use autocast"
+    if not hint or not autocast_is_on(x):
         weights, own = dtype_name(dtype), dtype_name(x.dtype)
-        raise TypeError(f"{owner} has {weights} weights, but {name} is {own}: convert either, or use autocast")
+        raise TypeError(f"{owner} has {weights} weights, but {name} is {own}: convert either{hint}")
 
 
 def _check_tensor(x: object, name: str) -> None:
