@@ -63,7 +63,7 @@ class PositionWeights(_ByAxis):
 class RecordedAttention(_ByAxis):
     """One call of one attention layer, as :func:`kronattn.record_coefficients` keeps it.
 
-    Queries, keys and values are kept; the coefficient matrix is built when it is first asked for, and :meth:`at`
+    Queries, keys and values are kept; the coefficient matrix is materialised on first use, and :meth:`at`
     does without it.
 
     Attributes:

@@ -47,7 +47,7 @@ def record_coefficients(model: nn.Module) -> Iterator[Recording]:
 
     Layers are :class:`kronattn.nn.KroneckerAttention` and :class:`kronattn.nn.DenseAttention`; each call of one adds
     a :class:`kronattn.nn.recorded.RecordedAttention`. The layers compute as ever; a recorded call keeps copies of its
-    queries, keys and values and builds the coefficient matrix when it is asked for.
+    queries, keys and values, from which the coefficient matrix is materialised on first use.
 
     Args:
         model: any module that holds attention layers, or such a layer itself. Not one that ``torch.compile`` gave,

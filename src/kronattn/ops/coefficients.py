@@ -1,4 +1,4 @@
-"""Batch statistics of the coefficient matrix E = KᵀQ, from keys and queries alone: E is never built.
+"""Batch statistics of the coefficient matrix E = KᵀQ, from keys and queries alone: E is never materialised.
 
 With q = q̄ + q' and k = k̄ + k' (a mean and what is left of it, over the positions of one sample), the four parts
 of k·q are uncorrelated over positions, so the variance within a sample is
@@ -46,9 +46,9 @@ def coefficient_moments(
 
     Example:
         >>> q, k = torch.randn(4, 1, 8, 50), torch.randn(4, 1, 8, 15)
-        >>> built = k.transpose(-2, -1) @ q
+        >>> matrix = k.transpose(-2, -1) @ q
         >>> members, mean, squares = coefficient_moments(q, k)
-        >>> torch.allclose(squares / members, built.var(dim=(0, 2, 3), correction=0), rtol=1e-4)
+        >>> torch.allclose(squares / members, matrix.var(dim=(0, 2, 3), correction=0), rtol=1e-4)
         True
     """
     wide = torch.promote_types(query.dtype, torch.float32)

@@ -1,7 +1,7 @@
 """The paper's equations, written literally: the oracle that every other backend is tested against.
 
-Nothing here is fast and nothing is clever. The coefficient matrix is built, the averages are taken one axis at
-a time, and half-precision input is computed in float32. Tensors are (N, C, *grid) for any number of axes.
+Nothing here is fast and nothing is clever. The coefficient matrix is materialised, the averages are taken one
+axis at a time, and half-precision input is computed in float32. Tensors are (N, C, *grid) for any number of axes.
 
 Equation numbers are those of *Kronecker Attention Networks* (KDD 2020).
 """

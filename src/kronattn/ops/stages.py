@@ -211,8 +211,7 @@ def moments(
             return token_moments(query.transpose(1, 2), keys, num_heads=num_heads), query, keys
         # The mean over all positions is that of the last axis's averages, which stand first.
         mean = None if query_tokens is None else query_tokens[:, : query.shape[-1]].mean(dim=1)
-        found = torch_backend.moments(query, keys, num_heads=num_heads, per_key=per_key, query_mean=mean)
-        return found, query, keys
+        return torch_backend.moments(query, keys, num_heads=num_heads, per_key=per_key, query_mean=mean), query, keys
 
 
 def normalise(
