@@ -89,6 +89,13 @@ def test_bands_are_blank_and_not_too_wide():
     assert torch.equal(mask_bands(masked, 0, 0.2), masked)
 
 
+def test_sixteen_bits_keep_their_upper_ones(folder):
+    for path in folder.rglob("fold1/*/*.png"):
+        Image.fromarray(np.full((4, 6), 257 * 200, np.uint16)).save(path)
+    found = decode_spectrograms(load_spectrograms(str(folder), 1, "test"), (4, 6))
+    assert found["pixels"].unique().tolist() == [200]
+
+
 @pytest.mark.parametrize("bad", [{"size": (0, 4)}, {"shift": 1.5}, {"band": -0.1}, {"bands": -1}])
 def test_bad_settings(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):

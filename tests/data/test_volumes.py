@@ -78,6 +78,34 @@ def test_labels_out_of_range(folder):
         decode_volumes(load_volumes(str(folder), "train"))
 
 
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({"train": ["a", "bb"], "val": ["ccc", "a"]}, "lists a more than once: a volume belongs to one of train, val"),
+        ({"train": ["a", "a"], "val": ["ccc"]}, "lists a more than once"),
+        ({"train": [], "val": ["ccc"]}, "splits.json: train names no volume"),
+        ({"val": ["ccc"]}, "has no split 'train': it has val"),
+    ],
+)
+def test_splits_that_share_volumes(folder, splits, message):
+    (folder / "splits.json").write_text(json.dumps(splits))
+    with pytest.raises(ValueError, match=message):
+        load_volumes(str(folder), "train")
+
+
+def test_a_list_of_splits_that_is_too_deep(folder):
+    (folder / "splits.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="must hold an object with the names of train, val and test"):
+        load_volumes(str(folder), "train")
+
+
+def test_a_label_that_lies_mirrored(folder):
+    label = np.zeros((4, 5, 6), np.uint8)
+    write(folder / "labels" / "a.nii.gz", label, spacing=(-1.0, 1.0, 1.0))
+    with pytest.raises(BadImage, match=r"a.nii.gz has its axes as LAS, but its volume .*a.nii.gz as RAS: reorient one"):
+        decode_volumes(load_volumes(str(folder), "train"))
+
+
 def test_another_spacing(folder):
     pair(folder, "bb", spacing=(1.0, 1.0, 2.5))
     with pytest.raises(BadImage, match=r"bb.nii.gz has a spacing of 1×1×2.5, but .*a.nii.gz one of 1×1×1: resample"):

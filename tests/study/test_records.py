@@ -101,4 +101,6 @@ def test_of_another_study_those_runs_are_taken_that_this_one_plans(study, tmp_pa
     for seed in (0, 99):
         other.add(run_of(study, seed), "f", 0.1, {"top1": 0.5})
     assert list(Records(study, tmp_path / "mine.json", [other.path]).runs) == [run_of(study, 0).key]
-    assert len(Records(study, other.path).runs) == 2  # what is in its own file stays
+    # In its own file it would be counted as if it were planned.
+    with pytest.raises(ValueError, match="other.json holds 1 runs that the study does not plan now, such as .*seed99"):
+        Records(study, other.path)

@@ -1,18 +1,20 @@
 """Doing a study: what waits for what, going on, failures, and time that runs out."""
 
 import json
+import math
 import threading
 import time
 from dataclasses import replace
 
 import pytest
 
-from kronattn.study.plan import plan_runs
+from kronattn.study.plan import fingerprint, plan_runs
 from kronattn.study.records import Records
 from kronattn.study.run import StudyQueue, run_study
 from kronattn.study.settings import load_study
 from kronattn.study.stages import FINAL, SWEEP
 from kronattn.study.summary import summarise_study
+from kronattn.training.folder import read_result
 
 from .conftest import STUDY, write_sounds
 
@@ -64,6 +66,69 @@ def test_a_part_that_is_not_there_is_said_before_any_run(write_study, tmp_path, 
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run_all(load_study(write_study(STUDY.replace(old, new))), tmp_path)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_layer_s_options_are_tried_before_any_run(write_study, tmp_path, fake_workers):
+    study = load_study(write_study(STUDY.replace("{num_heads: 2}", "{num_head: 2}")))
+    with pytest.raises(ValueError, match="data.sounds with layers.kao: .*unexpected keyword argument 'num_head'"):
+        run_all(study, tmp_path)
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_a_sweep_that_came_to_its_end_at_last_chooses_again(study, tmp_path, fake_workers):
+    """And runs that count have what it chose: only those of its layer, and only where that is another rate."""
+    records, *_ = run_all(study, tmp_path)
+    for run in records.runs.values():
+        if run["stage"] == SWEEP and run["lr"] == 0.1 and run["layer"] == "none":
+            run["failure"] = "its process was killed"
+    finals = [run for run in plan_runs(study) if run.stage == FINAL and run.layer.name == "none"]
+    for run in finals:
+        records.runs[run.key].update(lr=0.01, fingerprint=fingerprint(run.recipe(tmp_path / "data", 0.01)))
+    # A sweep that fails as before, or chooses as before.
+    for run in records.runs.values():
+        if run["stage"] == SWEEP and run["lr"] == 0.01 and run["layer"] == "kao":
+            run["failure"] = "its process was killed"
+    before = {run.key: records.runs[run.key]["test"] for run in plan_runs(study) if run.layer.name == "kao"}
+    records.write()
+    records, order, missing = run_all(study, tmp_path, retry=True)
+    assert [run.key for run in order if run.stage == SWEEP] == [
+        run.key for run in plan_runs(study) if run.stage == SWEEP and (run.layer.name, run.rate) in SWEPT_AGAIN
+    ]
+    assert {records.runs[run.key]["lr"] for run in finals} == {0.1}
+    assert {key: records.runs[key]["test"] for key in before} == before
+    assert missing == 0
+    assert run_all(study, tmp_path)[1] == []
+
+
+SWEPT_AGAIN = [("none", 0.1), ("kao", 0.01)]
+
+
+@pytest.mark.parametrize("changes", [{"seeds": "1"}, {"learning_rates": [0.1]}, {"folds": [1]}])
+def test_a_file_with_runs_that_are_not_planned_any_more(study, tmp_path, fake_workers, changes):
+    run_all(study, tmp_path)
+    before = (tmp_path / "results.json").read_text()
+    changed = replace(study, parts=[replace(study.parts[0], **changes)])
+    with pytest.raises(
+        ValueError, match=r"results.json holds \d+ runs that the study does not plan now, such as sounds"
+    ):
+        run_all(changed, tmp_path)
+    assert (tmp_path / "results.json").read_text() == before
+    run_all(changed, tmp_path, "new.json", others=[tmp_path / "results.json"])
+
+
+def test_what_cannot_be_chosen_is_told(write_study, tmp_path, fake_workers):
+    study = load_study(write_study(STUDY.replace("[0.01, 0.1]", "[9, 10]")))
+    assert len(run_all(study, tmp_path)[1]) == 18
+
+
+@pytest.mark.parametrize("score", [math.nan, None])
+def test_a_score_that_is_no_number_is_a_failure(study, tmp_path, fake_workers, monkeypatch, score):
+    monkeypatch.setattr("kronattn.study.run.read_result", lambda folder: read_result(folder) | {"top1": score})
+    records, *_ = run_all(study, tmp_path)
+    first = next(iter(records.runs.values()))
+    assert first["failure"] == "its validation top1 is no number"
+    assert all(run["failure"] for run in records.runs.values())
+    assert Records(study, tmp_path / "results.json").runs.keys() == records.runs.keys()
 
 
 def test_it_goes_on_where_it_was(study, tmp_path, fake_workers):

@@ -34,6 +34,17 @@ def test_another_study_is_extended(write_study, tmp_path):
     assert found.parts[0].folds == [1, 2]
 
 
+def test_a_key_twice(write_study):
+    with pytest.raises(ValueError, match="small.yaml is not YAML: key 'title' is there twice, again in line"):
+        load_study(write_study(STUDY + "title: Again\n"))
+
+
+def test_settings_name_their_data_set(write_study):
+    (part,) = load_study(write_study(STUDY.replace("seeds: 0-1", "settings: {epochs: 0}"))).parts
+    with pytest.raises(ValueError, match="data.sounds, its recipe and settings: epochs must be at least 1"):
+        part.base  # noqa: B018
+
+
 @pytest.mark.parametrize("here", [".", "./"])
 def test_data_may_be_the_folder_itself(write_study, tmp_path, here):
     (part,) = load_study(write_study(STUDY.replace("path: sounds", f"path: {here}"))).parts

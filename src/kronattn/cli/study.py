@@ -71,6 +71,7 @@ def study(
     if not data.is_dir():
         raise FileNotFoundError(f"--data {data} is not a folder: give the one that holds {chosen.parts[0].path}")
     if prepare is not None:
+        check_writable(prepare / "data.tar", "--prepare")
         written = prepare_data(chosen, data, prepare, track=progress)
         if json:
             print_json({"written": [str(path) for path in written]})
@@ -80,6 +81,8 @@ def study(
     require_library("matplotlib.figure", "the study's page")
     target = check_writable(output or Path(f"results/{whole.name}.json"))
     shown = check_writable(page or target.with_suffix(".html"), "--page")
+    place = folder or Path(f"runs/study-{whole.name}")
+    check_writable(place / "log.txt", "--folder")
     _check_different({"--output": target, "--page": shown, "--figure": figure})
     records = Records(whole, target, [Path(name) for name in listed(taken)])
 
@@ -104,7 +107,6 @@ def study(
         for name, measured in measure_costs(chosen, data, device).items():
             records.costs.setdefault(name, {}).update(measured)
     else:
-        place = folder or Path(f"runs/study-{whole.name}")
         missing = run_study(
             chosen,
             data,

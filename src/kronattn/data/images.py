@@ -11,7 +11,16 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-__all__ = ["IMAGE_SUFFIXES", "BadImage", "central_square", "decode_image", "decode_with", "is_image_name", "read_image"]
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "BadImage",
+    "central_square",
+    "decode_image",
+    "decode_with",
+    "is_image_name",
+    "read_image",
+    "to_grey",
+]
 
 Result = TypeVar("Result")
 
@@ -109,9 +118,16 @@ def decode_with(convert: Callable[[Image.Image], Result], data: bytes, name: str
         raise BadImage(f"{name} is broken: {' '.join(str(error).split())}") from None
 
 
+def to_grey(image: Image.Image) -> Image.Image:
+    """A picture's grey values in 8 bits. Pillow by itself would take every value above 255 for 255."""
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        return Image.fromarray(_eight_bits(np.asarray(image, dtype=np.float32)))
+    return image.convert("L")
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        return Image.fromarray(_eight_bits(np.asarray(image, dtype=np.float32))).convert("RGB")
+        return to_grey(image).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))

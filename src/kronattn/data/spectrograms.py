@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kronattn.data.archives import Entry, list_files
 from kronattn.data.decoded import Track, decode_each, untracked
-from kronattn.data.images import BadImage, decode_with, is_image_name
+from kronattn.data.images import BadImage, decode_with, is_image_name, to_grey
 
 __all__ = ["Spectrograms", "decode_spectrograms", "load_spectrograms"]
 
@@ -41,7 +41,7 @@ class Spectrograms:
     def pixels(self, index: int) -> np.ndarray:
         """Decode one as (H, W) grey values, uint8: frequency up, time to the right."""
         entry = self.entries[index]
-        return decode_with(lambda image: np.array(image.convert("L")), entry.read(), str(entry))
+        return decode_with(lambda image: np.array(to_grey(image)), entry.read(), str(entry))
 
 
 def load_spectrograms(path: str, fold: int, split: str) -> Spectrograms:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ __all__ = ["IGNORED", "DecodedVolumes", "Volumes", "check_same_spacing", "decode
 IGNORED = 255
 SUFFIXES = (".nii.gz", ".nii")
 _SPLITS, _CLASSES = "splits.json", "classes.txt"
+_PARTS = ("train", "val", "test")
 _EXPECTED = "expected images/NAME.nii.gz and labels/NAME.nii.gz with splits.json, or SPLIT/images/ and SPLIT/labels/"
 # Two spacings that differ by less than this share are the same, written with other digits.
 _SAME_SPACING = 1e-3
@@ -85,12 +87,18 @@ def _names(listed: Entry, split: str) -> list[str]:
     try:
         splits = json.loads(listed.read())
         names = splits.get(split)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise ValueError(f"{listed} must hold an object with the names of train, val and test") from None
-    if not names:
+    if split not in splits:
         raise ValueError(f"{listed} has no split {split!r}: it has {', '.join(splits)}")
+    if names == []:
+        raise ValueError(f"{listed}: {split} names no volume")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f'{listed}: {split} must be a list of names, such as ["a", "b"], not {names!r:.80}')
+    # A volume that trains and tests would make every score too good.
+    everywhere = Counter(name for part in _PARTS if isinstance(splits.get(part), list) for name in splits[part])
+    if several := [name for name in names if everywhere[name] > 1]:
+        raise ValueError(f"{listed} lists {several[0]} more than once: a volume belongs to one of {', '.join(_PARTS)}")
     return names
 
 
@@ -118,10 +126,10 @@ def decode_volumes(volumes: Volumes, *, track: Track = untracked) -> dict[str, T
     decoded, spacing = [], None
     for index in track(range(len(volumes)), "Reading volumes"):
         image, label = volumes.images[index], volumes.labels[index]
-        voxels, found = _read(image)
-        spacing = spacing or found
-        _check_spacing(image, found, volumes.images[0], spacing)
-        decoded.append((_standardised(voxels, image), _checked(label, voxels.shape, image, volumes.classes)))
+        read = _read(image)
+        spacing = spacing or read.spacing
+        _check_spacing(image, read.spacing, volumes.images[0], spacing)
+        decoded.append((_standardised(read.voxels, image), _checked(label, read, image, volumes.classes)))
     values, labels = ([torch.from_numpy(array) for array in arrays] for arrays in zip(*decoded, strict=True))
     sizes = torch.tensor([label.shape for label in labels])
     return {"voxels": stack_padded(values)[:, None], "labels": stack_padded(labels, IGNORED), "sizes": sizes}
@@ -130,9 +138,9 @@ def decode_volumes(volumes: Volumes, *, track: Track = untracked) -> dict[str, T
 def check_same_spacing(splits: Iterable[Volumes]) -> None:
     """Refuse splits whose first volumes have unlike spacings; within a split :func:`decode_volumes` looks at all."""
     first, *others = [volumes.images[0] for volumes in splits]
-    spacing = _read(first)[1]
+    spacing = _read(first).spacing
     for image in others:
-        _check_spacing(image, _read(image)[1], first, spacing)
+        _check_spacing(image, _read(image).spacing, first, spacing)
 
 
 def _check_spacing(image: Entry, found: Sequence[float], first: Entry, spacing: Sequence[float]) -> None:
@@ -143,8 +151,15 @@ def _check_spacing(image: Entry, found: Sequence[float], first: Entry, spacing: 
         )
 
 
-def _read(entry: Entry) -> tuple[np.ndarray, tuple[float, ...]]:
-    """The voxels and their spacing."""
+class _Read(NamedTuple):
+    """A file's voxels, the distance between two of them along each axis, and which way each axis points: ``"RAS"``."""
+
+    voxels: np.ndarray
+    spacing: tuple[float, ...]
+    orientation: str
+
+
+def _read(entry: Entry) -> _Read:
     nibabel: Any = require_library("nibabel", "NIfTI volumes")
     data = entry.read()
     try:
@@ -157,7 +172,9 @@ def _read(entry: Entry) -> tuple[np.ndarray, tuple[float, ...]]:
         raise BadImage(f"{entry} holds colours or complex numbers ({voxels.dtype}), expected one number for each voxel")
     if voxels.ndim != 3:
         raise BadImage(f"{entry} has {voxels.ndim} axes {voxels.shape}, expected 3: one volume in a file")
-    return voxels, tuple(float(step) for step in image.header.get_zooms()[:3])
+    # An axis of no length points nowhere.
+    points = "".join(code or "?" for code in nibabel.aff2axcodes(image.affine))
+    return _Read(voxels, tuple(float(step) for step in image.header.get_zooms()[:3]), points)
 
 
 def _standardised(voxels: np.ndarray, entry: Entry) -> np.ndarray:
@@ -169,10 +186,16 @@ def _standardised(voxels: np.ndarray, entry: Entry) -> np.ndarray:
     return ((values - values.mean()) / max(float(values.std()), 1e-6)).astype(np.float16)
 
 
-def _checked(entry: Entry, shape: tuple[int, ...], image: Entry, classes: Sequence[str] | None) -> np.ndarray:
-    labels, _ = _read(entry)
-    if labels.shape != shape:
-        raise BadImage(f"{entry} is {_times(labels.shape)}, but its volume {image} is {_times(shape)}")
+def _checked(entry: Entry, volume: _Read, image: Entry, classes: Sequence[str] | None) -> np.ndarray:
+    found = _read(entry)
+    labels = found.voxels
+    if labels.shape != volume.voxels.shape:
+        raise BadImage(f"{entry} is {_times(labels.shape)}, but its volume {image} is {_times(volume.voxels.shape)}")
+    # Voxels are paired by their numbers: one of the two would lie mirrored, or turned.
+    if found.orientation != volume.orientation:
+        raise BadImage(
+            f"{entry} has its axes as {found.orientation}, but its volume {image} as {volume.orientation}: reorient one"
+        )
     if not np.isfinite(labels).all():
         raise BadImage(f"{entry} holds labels that are no numbers (NaN or infinite)")
     whole = np.rint(labels).astype(np.int64)

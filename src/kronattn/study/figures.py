@@ -91,7 +91,7 @@ def _lay_out(axis: Any, part: Mapping[str, Any], what: str, label: str, *, named
     axis.tick_params(axis="y", labelleft=named)
     axis.set_ylim(-0.7, len(names) - 0.3)
     # Below the data set's name, which is too long to stand beside it.
-    axis.set_title(f"{part['title']}\n{what}", fontsize=9)
+    axis.set_title(f"{part['title']}\n{what}".replace("$", r"\$"), fontsize=9)  # which would begin a formula
     axis.set_xlabel(label, fontsize=9)
     # More would run into each other where all of them have a sign and a fraction.
     axis.locator_params(axis="x", nbins=5)

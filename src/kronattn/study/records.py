@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -45,7 +46,7 @@ class Records:
             are taken over.
     """
 
-    def __init__(self, study: Study, path: Path, others: Iterable[Path] = ()) -> None:
+    def __init__(self, study: Study, path: Path, others: Sequence[Path] = ()) -> None:
         self.path = path
         self._lock = RLock()
         self.runs: dict[str, dict[str, Any]] = {}
@@ -80,6 +81,12 @@ class Records:
                 )
             self._take_over(own)
         planned = {run.key for run in plan_runs(study)}
+        if unplanned := [key for key in self.runs if key not in planned]:
+            raise ValueError(
+                f"{path} holds {len(unplanned)} runs that the study does not plan now, such as {unplanned[0]}: give "
+                f"another --output, and --from {path} takes over the rest"
+            )
+        self._read_from = " or ".join(map(str, [path, *others]))
         for file in others:
             self._take_over(_read(file), planned)
 
@@ -108,7 +115,7 @@ class Records:
             record = self.runs.get(run.key)
         if record is not None and fingerprint is not None and record["fingerprint"] != fingerprint:
             raise ValueError(
-                f"{self.path} holds {run.key} with other settings: give another --output, or remove that run from it"
+                f"{self._read_from} holds {run.key} with other settings: give other files, or remove that run"
             )
         return record
 
@@ -121,6 +128,15 @@ class Records:
                 if chooses and (record["data"], record["layer"], record["fold"]) == run.place:
                     found[record["lr"]].append(record["validation"])
         return found
+
+    def has_failed_sweep(self, run: Run) -> bool:
+        """Whether one of those that choose for ``run`` failed."""
+        with self._lock:
+            return any(
+                record["stage"] == SWEEP and record["failure"] is not None
+                for record in self.runs.values()
+                if (record["data"], record["layer"], record["fold"]) == run.place
+            )
 
     def add(
         self,
@@ -192,4 +208,6 @@ def _is_whole(found: Any) -> bool:
 
 
 def _is_record(run: Any) -> bool:
-    return isinstance(run, dict) and all(name in run and isinstance(run[name], kind) for name, kind in _RECORD.items())
+    if not isinstance(run, dict) or not all(name in run and isinstance(run[name], x) for name, x in _RECORD.items()):
+        return False
+    return all(run[name] is None or math.isfinite(run[name]) for name in ("validation", "test"))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Condition
 from typing import Any
 
+import torch
+
+from kronattn.models.files import build_model
 from kronattn.study.plan import CannotChoose, Run, choose_rate, fingerprint, plan_runs
 from kronattn.study.records import Records
 from kronattn.study.settings import Study
@@ -60,12 +64,22 @@ class StudyQueue:
         records: what is known, and where what becomes of the runs goes.
         deadline: a time (of ``time.monotonic``) that runs should end before: one that would not, going by others of its
             data set, is not begun.
+        settled: called with each run that is not trained, and whether its record is new: nothing could be chosen for
+            it, or its sweep was done again and chose as before.
     """
 
     def __init__(
-        self, runs: Sequence[Run], records: Records, data: Path, folder: Path, *, deadline: float | None = None
+        self,
+        runs: Sequence[Run],
+        records: Records,
+        data: Path,
+        folder: Path,
+        *,
+        deadline: float | None = None,
+        settled: Callable[[Run, bool], None] = lambda run, new: None,
     ) -> None:
         self.records, self.data, self.folder, self.deadline = records, data, folder, deadline
+        self._settled = settled
         self._changed = Condition()
         self._pending = list(runs)
         self._running: list[Run] = []
@@ -98,10 +112,17 @@ class StudyQueue:
         except CannotChoose as error:
             recipe = chosen.recipe(self.data, None)
             self.records.add(chosen, fingerprint(recipe), recipe.optimiser.lr, None, failure=str(error))
+            self._settled(chosen, True)
+            return None
+        record = self.records.get(chosen)
+        if record is not None and record["failure"] is None and record["lr"] == rate:
+            self._settled(chosen, False)
             return None
         self._running.append(chosen)
         known.add(_label(chosen))
         folder = self.folder / chosen.key.replace("/", "-")
+        # Of an attempt that failed, or that was stopped.
+        shutil.rmtree(folder, ignore_errors=True)
         return Ready(chosen, chosen.recipe(self.data, rate), folder, time.monotonic())
 
     def _is_ready(self, run: Run) -> bool:
@@ -152,35 +173,38 @@ def run_study(
         jobs: processes that train side by side.
         take_turns: have them take turns on a GPU, without NVIDIA's multi-process service.
         minutes: after which no run should be under way.
-        retry: do those again that failed.
+        retry: do those again that failed, and those that count for which a sweep then chooses otherwise.
     """
     runs = plan_runs(study)
     missing = [run for run in runs if not _is_done(run, records, data, retry)]
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    queue = StudyQueue(missing, records, data, folder, deadline=deadline)
     done = len(runs) - len(missing)
 
-    def ended(one: Ready, failure: str) -> None:
+    def settled(run: Run, new: bool = True) -> None:
         nonlocal done
+        done += 1
+        if new:
+            on_run(Progress(run, records.runs[run.key], done, len(runs)))
+
+    def ended(one: Ready, failure: str) -> None:
         result = read_result(one.folder)
         seconds = time.monotonic() - one.started
         if not failure and result is None:
             failure = "no result"
-        kept = None if result is None else {**result, "jobs": jobs}
+        failure = failure or _without_score(one.run, result)
+        kept = None if failure or result is None else {**result, "jobs": jobs}
         records.add(
             one.run, fingerprint(one.recipe), one.recipe.optimiser.lr, kept, failure=failure or None, seconds=seconds
         )
-        done += 1
-        on_run(Progress(one.run, records.runs[one.run.key], done, len(runs)))
+        settled(one.run)
         queue.finish(one)
 
     if minutes != 0:
         # Else each run would fail by itself, and be in the tables.
         _check_data(missing, data)
-    for run in missing:
-        # Of an attempt that failed, or that was stopped.
-        shutil.rmtree(folder / run.key.replace("/", "-"), ignore_errors=True)
+        _check_networks(missing, data)
     if missing:
+        queue = StudyQueue(missing, records, data, folder, deadline=deadline, settled=settled)
         folder.mkdir(parents=True, exist_ok=True)
         processes = min(jobs, len(missing))
         try:
@@ -204,6 +228,17 @@ def _check_data(runs: Sequence[Run], data: Path) -> None:
                 raise ValueError(f"data.{part.name}: {error}") from None
 
 
+def _check_networks(runs: Sequence[Run], data: Path) -> None:
+    """Build every network once, without memory for its weights."""
+    for (part, layer), run in {(run.part.name, run.layer.name): run for run in runs}.items():
+        model = run.recipe(data, None).model
+        try:
+            with torch.device("meta"):
+                build_model(model.name, model.all_options)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"data.{part} with layers.{layer}: {error}") from None
+
+
 def _is_done(run: Run, records: Records, data: Path, retry: bool) -> bool:
     record = records.get(run)
     if record is None or (retry and record["failure"] is not None):
@@ -212,6 +247,9 @@ def _is_done(run: Run, records: Records, data: Path, retry: bool) -> bool:
         rate = run.rate if run.stage == SWEEP else record["lr"]
         records.get(run, fingerprint(run.recipe(data, rate)))
     if run.stage == FINAL and record["failure"] is None:
+        if retry and records.has_failed_sweep(run):
+            # Whether it counts is known once that is done again.
+            return False
         _check_choice(run, record, records)
     return True
 
@@ -224,3 +262,13 @@ def _check_choice(run: Run, record: dict[str, Any], records: Records) -> None:
             f"{records.path}: {run.key} has the learning rate {record['lr']:g}, but its sweep chooses {rate:g}: remove "
             "the run, or give another --output"
         )
+
+
+def _without_score(run: Run, result: Mapping[str, Any] | None) -> str:
+    """A failure in words where a score is no number: of a part in which no class is, for instance."""
+    found = result or {}
+    scores = {"validation": found.get(run.part.score)}
+    if run.stage == FINAL:
+        scores["test"] = found.get("test", {}).get(run.part.score)
+    bad = [name for name, score in scores.items() if score is None or not math.isfinite(score)]
+    return f"its {' and '.join(bad)} {run.part.score} is no number" if bad else ""

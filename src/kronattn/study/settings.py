@@ -90,7 +90,12 @@ class Part:
     @cached_property
     def base(self) -> Recipe:
         """The recipe before a layer, a seed, a fold and a learning rate are put into it."""
-        recipe = load_recipe(self.recipe, list(_overrides(self.settings)))
+        try:
+            recipe = load_recipe(self.recipe, list(_overrides(self.settings)))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"data.{self.name}.recipe: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"data.{self.name}, its recipe and settings: {error}") from None
         if self.folds and not hasattr(recipe.data.images, "fold"):
             raise ValueError(f"data.{self.name}.folds are for spectrograms, and {self.recipe} is for {recipe.task}")
         if recipe.devices * recipe.nodes > 1:

@@ -383,10 +383,22 @@ def _read_recipe(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]
     return _merged(_read_recipe(path.parent / base, (*extending, path.resolve())), found)
 
 
+class _EachKeyOnce(yaml.SafeLoader):
+    """Of a key that is there twice PyYAML keeps the last, and says nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        known = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in known:
+                raise ValueError(f"key {key.value!r} is there twice, again in line {key.start_mark.line + 1}")
+            known.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path, what: str = "recipe") -> dict[str, Any]:
     """A file's keys and values; one line says why there are none."""
     try:
-        found = yaml.safe_load(path.read_text())
+        found = yaml.load(path.read_text(), _EachKeyOnce)
     except (FileNotFoundError, IsADirectoryError):
         raise FileNotFoundError(f"there is no {what} {path}") from None
     except (yaml.YAMLError, ValueError) as error:

@@ -198,6 +198,8 @@ def _is_first_process() -> bool:
 def describe(recipe: Recipe, task: Task, data: TrainingData) -> Description:
     """What a trained network needs to be used."""
     classes, images = data.class_names(), recipe.data.images
+    if len(classes) < 2:
+        raise ValueError(f"{recipe.data.path} has a single class, {classes[0]}: there must be two or more")
     return Description(
         model=recipe.model.name,
         options={**recipe.model.all_options, "num_classes": len(classes)},

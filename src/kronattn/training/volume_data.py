@@ -37,20 +37,14 @@ class VolumeBatches(TrainingData):
         if self.classes is not None:
             # Of a trained network: what is evaluated need not come with what it was trained on.
             return list(self.classes)
-        if self._found is None:
-            self._found = self._named_or_found()
-            if len(self._found) < 2:
-                raise ValueError(
-                    f"{self.settings.path} has a single class, {self._found[0]}: there must be two or more"
-                )
-        return self._found
-
-    def _named_or_found(self) -> list[str]:
         named = self.split("train").classes
         if named is not None:
             return list(named)
-        # Asked for before Lightning says which device it is: what is read for that is not what is trained on.
-        return [f"class {number}" for number in range(self._largest_label(self.build("train"), "train") + 1)]
+        if self._found is None:
+            # Asked for before Lightning says which device it is: what is read for that is not what is trained on.
+            most = self._largest_label(self.build("train"), "train")
+            self._found = [f"class {number}" for number in range(most + 1)]
+        return self._found
 
     def _largest_label(self, dataset: DecodedVolumes, split: str) -> int:
         counted = dataset.labels[dataset.labels != IGNORED]

@@ -10,10 +10,12 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ def main() -> None:
     in one line or ``""``. What a run prints goes to its log."""
     # Ctrl-C in a terminal reaches all processes of a command: the one that started this one ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_after, args=[os.getppid()], daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     store: dict[str, Any] = {}
     for line in sys.stdin:
@@ -55,6 +58,14 @@ def _train(folder: Path, decoded: Path | None, store: dict[str, Any], options: d
         traceback.print_exc()
         return one_line_of(error)
     return ""
+
+
+def _end_after(parent: int) -> None:
+    """End with the process that started this one: killed, it cannot say so, and a run that goes on alone would write
+    into the folder of the one that takes its place."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 @contextmanager
