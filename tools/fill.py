@@ -14,7 +14,7 @@ from typing import Any
 
 from goals import goal_tables
 from stored import ROOT, compared, read, row_of
-from study_pages import answers, studies, worth
+from study_pages import answers, cpu_and_gpu, studies, worth
 
 from kronattn.bench.operators import over_copy
 from kronattn.bench.shown import tables
@@ -323,7 +323,11 @@ TABLES: dict[str, Mapping[str, Callable[[], Sequence[str | Table]]]] = {
         ),
     },
     "docs/when.md": {"answers": answers, "study": studies},
-    "results/README.md": {"goals": goal_tables, "where-time-goes": where_time_goes},
+    "results/README.md": {
+        "goals": goal_tables,
+        "where-time-goes": where_time_goes,
+        "cpu-and-gpu": cpu_and_gpu,
+    },
     "docs/segmentation.md": {
         "camvid": trained("camvid", "over the first", "pixel accuracy", "MAdd", "peak memory", "images a second"),
         "camvid-test": evaluated(
@@ -332,7 +336,8 @@ TABLES: dict[str, Mapping[str, Callable[[], Sequence[str | Table]]]] = {
             pixel_accuracy=("pixel accuracy", ".1%"),
             images=("images", ""),
         ),
-        "heads": command("heads-h200"),
+        "heads": command("heads-513-h200"),
+        "heads-before": command("heads-h200"),
     },
 }
 

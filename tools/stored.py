@@ -17,6 +17,7 @@ RESULTS = ROOT / "results"
 STUDIES = (
     "study",
     "study-short",
+    "study-camvid-small",
     "study-controls-short",
     "study-imagenette-short",
     "study-options-short",

@@ -8,7 +8,8 @@ from typing import Any
 
 from stored import RESULTS, ROOT, STUDIES, decided, read
 
-from kronattn.present import Cell, Column, Table, tabulate, to_markdown
+from kronattn.present import NOTHING, Cell, Column, Table, tabulate, to_markdown
+from kronattn.study.statistics import Difference, paired_difference
 from kronattn.study.summary import summarise_study
 from kronattn.study.tables import cost_table, overview_table, part_table
 from kronattn.study.words import advice, findings
@@ -24,6 +25,10 @@ class Answer:
     entry: Mapping[str, Any] | None
     costs: Mapping[str, Any]
     first: bool
+
+    @property
+    def name(self) -> str:
+        return "none shown" if self.entry is None else f"`{self.entry['layer']}`"
 
     def gain(self, over: str) -> Cell | None:
         if self.entry is None:
@@ -47,14 +52,14 @@ def answers() -> list[Table]:
     devices = {kind: measured["name"] for _, costs in parts for one in costs.values() for kind, measured in one.items()}
     columns = {
         "Data and network": lambda answer: answer.part["title"] if answer.first else "",
-        Column("What helps", numeric=False): lambda answer: f"`{answer.entry['layer']}`" if answer.entry else "nothing",
+        Column("Layers that helped (‡), or maybe did (†)", numeric=False): lambda answer: answer.name,
         "Gain over nothing, points": lambda answer: answer.gain(answer.part["references"][0]),
         "Gain over a mean": lambda answer: answer.gain(MEAN),
         **{f"Time, {name}": lambda answer, kind=kind: answer.price(kind) for kind, name in sorted(devices.items())},
     }
     note = (
         "Nothing: no layer; in KANet, its module with a layer that adds zero (`identity`). In brackets: 95% intervals. "
-        "‡: shown. †: maybe. Time: a forward pass of the network, divided by that of the network with nothing there."
+        "Time: a forward pass of the network, divided by that with nothing there."
     )
     rows = [answer for part, costs in parts for answer in answers_of(part, costs)]
     return [tabulate("", columns, rows, notes=[note])]
@@ -99,6 +104,27 @@ def studies() -> list[str | Table]:
             written = [to_markdown(replace(table, title="")) for table in tables]
             shown.append(folded(part["title"], "\n\n".join([f"**{advice(part)}**", sentences, *written])))
     return shown
+
+
+def cpu_and_gpu() -> list[Table]:
+    """The scores of runs that a CPU and a GPU have both done, one minus the other."""
+    gpu = {run["key"]: run["test"] for run in read("study-controls-short")["runs"]}
+    by_layer: dict[str, list[tuple[float, float]]] = {}
+    for run in read("study-cpu-short")["runs"]:
+        by_layer.setdefault(run["layer"], []).append((run["test"], gpu[run["key"]]))
+    by_layer["both"] = [pair for pairs in by_layer.values() for pair in pairs]
+
+    def interval(found: Difference) -> str:
+        return f"{100 * found.low:+.2f} to {100 * found.high:+.2f}" if found.low is not None else NOTHING
+
+    columns = {
+        "": lambda row: row[0],
+        "runs": lambda row: str(row[1].pairs),
+        "difference, points": lambda row: f"{100 * row[1].mean:+.2f}",
+        "95% interval": lambda row: interval(row[1]),
+    }
+    rows = [(name, paired_difference(*zip(*pairs, strict=True))) for name, pairs in by_layer.items()]
+    return [tabulate("", columns, rows)]
 
 
 def done(found: Mapping[str, Any]) -> str:

@@ -158,7 +158,8 @@ def head_table(found: Comparison) -> Table:
         {
             "Head": lambda row: _label(row.candidate),
             "GMAdd": lambda row: f"{row.madd / 1e9:.3f}" if row.madd else None,
-            "MB": lambda row: None if row.memory_bytes is None else format_significant(row.memory_bytes / 1e6),
+            # A graph's replay allocates nothing: what it needs was allocated when it was captured.
+            "MB": lambda row: format_significant(row.memory_bytes / 1e6) if row.memory_bytes else None,
             "of Attn": lambda row: share(row, "attn"),
             "of fused": lambda row: share(row, "attn_fused"),
             "ms": lambda row: format_significant(row.time_ms),
