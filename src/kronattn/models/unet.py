@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronattn.models.inputs import checked_input
-from kronattn.nn.context_layer import ContextLayer
+from kronattn.nn.blocks import plus_input
 from kronattn.nn.context_registry import context_builder
 from kronattn.nn.grid_attention import GridAttention
 from kronattn.ops.checks import check_positive_int
@@ -154,8 +154,7 @@ class _WithContext(nn.Module):
         self.attn = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        # Our own layers can add the input on the way out; any other layer gives its output first.
-        return self.attn(x, residual=x) if isinstance(self.attn, GridAttention | ContextLayer) else self.attn(x) + x
+        return plus_input(self.attn, x)
 
 
 @leaf_function

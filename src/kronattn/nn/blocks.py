@@ -23,7 +23,16 @@ from kronattn.nn.side_by_side import side_by_side
 from kronattn.ops.compat import has_hooks
 from kronattn.ops.fx import is_captured
 
-__all__ = ["AttnModule", "AttnSkipModule", "BaseModule", "BaseSkipModule", "ConvNormAct", "Layer", "ReLU6"]
+__all__ = [
+    "AttnModule",
+    "AttnSkipModule",
+    "BaseModule",
+    "BaseSkipModule",
+    "ConvNormAct",
+    "Layer",
+    "ReLU6",
+    "plus_input",
+]
 
 Layer = Callable[..., nn.Module]
 
@@ -268,7 +277,10 @@ class AttnSkipModule(AttnModule):
     """
 
     def _attend(self, x: Tensor) -> Tensor:
-        if self.stride > 1:
-            return super()._attend(x)
-        # Our own layers can add the input on the way out; any other layer gives its output first.
-        return self.attn(x, residual=x) if isinstance(self.attn, GridAttention | ContextLayer) else self.attn(x) + x
+        return super()._attend(x) if self.stride > 1 else plus_input(self.attn, x)
+
+
+def plus_input(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a layer gives, plus its input. Our own add it on the way out; any other layer gives its output first."""
+    output: Tensor = layer(x, residual=x) if isinstance(layer, GridAttention | ContextLayer) else layer(x) + x
+    return output
