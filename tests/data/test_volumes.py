@@ -85,6 +85,7 @@ def test_labels_out_of_range(folder):
         ({"train": ["a", "a"], "val": ["ccc"]}, "lists a more than once"),
         ({"train": [], "val": ["ccc"]}, "splits.json: train names no volume"),
         ({"val": ["ccc"]}, "has no split 'train': it has val"),
+        ({"train": ["a", "bb", "a"], "val": [["ccc"]]}, "lists a more than once"),
     ],
 )
 def test_splits_that_share_volumes(folder, splits, message):

@@ -98,6 +98,12 @@ def test_a_sweep_that_came_to_its_end_at_last_chooses_again(study, tmp_path, fak
     assert {key: records.runs[key]["test"] for key in before} == before
     assert missing == 0
     assert run_all(study, tmp_path)[1] == []
+    # As a --retry leaves it that was stopped after the sweep.
+    records.runs[finals[0].key].update(lr=0.01, fingerprint=fingerprint(finals[0].recipe(tmp_path / "data", 0.01)))
+    records.write()
+    with pytest.raises(ValueError, match="but its sweep chooses 0.1: --retry does it again"):
+        run_all(study, tmp_path)
+    assert run_all(study, tmp_path, retry=True)[1] == [finals[0]]
 
 
 SWEPT_AGAIN = [("none", 0.1), ("kao", 0.01)]

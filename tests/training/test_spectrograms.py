@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -36,6 +37,15 @@ def sounds(tmp_path_factory):
 def settings_of_sounds(sounds):
     settings = ["task=spectrograms", "data.name=spectrograms", f"data.path={sounds}", "data.images.size=[32, 48]"]
     return [*settings, "model.options={in_chans: 1, width: 0.25}", "model.context=axis_means", "accelerator=cpu"]
+
+
+def test_sounds_of_one_class(sounds, tmp_path):
+    """Which any network would name rightly."""
+    shutil.copytree(sounds, tmp_path / "sounds", ignore=shutil.ignore_patterns("low"))
+    recipe = load_recipe(None, [*settings_of_sounds(tmp_path / "sounds"), "epochs=1", "batch_size=8"])
+    with pytest.raises(ValueError, match="sounds has a single class, high: there must be two or more"):
+        train(recipe, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def _names(listed: Entry, split: str) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f'{listed}: {split} must be a list of names, such as ["a", "b"], not {names!r:.80}')
     # A volume that trains and tests would make every score too good.
-    everywhere = Counter(name for part in _PARTS if isinstance(splits.get(part), list) for name in splits[part])
+    everywhere = Counter(str(name) for part in _PARTS if isinstance(splits.get(part), list) for name in splits[part])
     if several := [name for name in names if everywhere[name] > 1]:
         raise ValueError(f"{listed} lists {several[0]} more than once: a volume belongs to one of {', '.join(_PARTS)}")
     return names

@@ -250,18 +250,15 @@ def _is_done(run: Run, records: Records, data: Path, retry: bool) -> bool:
         if retry and records.has_failed_sweep(run):
             # Whether it counts is known once that is done again.
             return False
-        _check_choice(run, record, records)
+        rate = choose_rate(run, records.sweep(run))
+        if rate is not None and rate != record["lr"]:
+            if retry:
+                return False
+            raise ValueError(
+                f"{records.path}: {run.key} has the learning rate {record['lr']:g}, but its sweep chooses {rate:g}: "
+                "--retry does it again"
+            )
     return True
-
-
-def _check_choice(run: Run, record: dict[str, Any], records: Records) -> None:
-    """A run that counts has the learning rate that the sweep chooses now, too."""
-    rate = choose_rate(run, records.sweep(run))
-    if rate is not None and rate != record["lr"]:
-        raise ValueError(
-            f"{records.path}: {run.key} has the learning rate {record['lr']:g}, but its sweep chooses {rate:g}: remove "
-            "the run, or give another --output"
-        )
 
 
 def _without_score(run: Run, result: Mapping[str, Any] | None) -> str:
