@@ -420,6 +420,23 @@ def test_on_a_gpu(name, axes, monkeypatch):
     assert (half.float().cpu() - expected).norm() < 0.03 * expected.norm()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_positions_of_squeeze_axial_learn_by_a_deterministic_gradient():
+    """PyTorch refuses that of F.interpolate(mode="linear") on a GPU."""
+    layer, x = built("squeeze_axial", channels=16), torch.randn(2, 16, 9, 11)
+    positions, tokens = layer.query_positions, x.new_zeros(2, 20, 8)
+    upstream = torch.randn(20, 8)
+    (expected,) = torch.autograd.grad(positions(tokens, x), positions.weight, upstream)
+    positions = positions.cuda()
+    torch.use_deterministic_algorithms(True)
+    try:
+        (found,) = torch.autograd.grad(positions(tokens.cuda(), x.cuda()), positions.weight, upstream.cuda())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(found.cpu(), expected)
+
+
 class Residual(nn.Module):
     def __init__(self, layer):
         super().__init__()

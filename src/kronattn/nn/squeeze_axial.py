@@ -117,11 +117,13 @@ class AxisPositions(nn.Module):
 
     @leaf_module
     def forward(self, tokens: Tensor, like: Tensor) -> Tensor:
+        # Maps of one row: PyTorch has a deterministic gradient for "bilinear" on a GPU, but none for "linear".
+        rows = self.weight.unsqueeze(2)
         parts = [
-            F.interpolate(self.weight[axis : axis + 1], size=like.shape[2 + axis], mode="linear", align_corners=False)
-            for axis in reversed(range(len(self.weight)))
+            F.interpolate(rows[axis : axis + 1], size=(1, like.shape[2 + axis]), mode="bilinear", align_corners=False)
+            for axis in reversed(range(len(rows)))
         ]
-        return torch.cat(parts, dim=2).squeeze(0).t().to(tokens.dtype)
+        return torch.cat(parts, dim=3)[0, :, 0].t().to(tokens.dtype)
 
     def extra_repr(self) -> str:
         return "{1}, axes={0}, places={2}".format(*self.weight.shape)
