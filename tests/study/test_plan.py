@@ -23,6 +23,13 @@ def test_all_runs(study):
     assert finals[:3] == [f"sounds/{layer}/final/fold1/seed0" for layer in ("none", "global_mean", "kao")]
 
 
+def test_several_seeds_may_choose(study):
+    part = replace(study.parts[0], sweep_seeds="100-101")
+    sweep = [run for run in plan_runs(replace(study, parts=[part])) if run.stage == SWEEP]
+    assert [run.seed for run in sweep] == [100] * 6 + [101] * 6
+    assert len({run.key for run in sweep}) == 12
+
+
 def test_each_fold_chooses_for_itself(study):
     part = replace(study.parts[0], sweep_folds="each")
     runs = plan_runs(replace(study, parts=[part]))
@@ -50,6 +57,9 @@ def test_the_best_learning_rate_of_those_that_came_to_their_end(study):
     run = Run(study.parts[0], study.layers["none"], FINAL, 0, 1)
     assert choose_rate(run, {0.01: [0.5, 0.7], 0.1: [0.55]}) == 0.01
     assert choose_rate(run, {0.01: [], 0.1: [0.2]}) == 0.1
+    # One of its runs failed: it is not to be trusted, however well the other did.
+    assert choose_rate(run, {0.01: [0.5, 0.7], 0.1: [0.9]}) == 0.01
+    assert choose_rate(run, {0.01: [0.5], 0.1: [0.9]}) == 0.1
     with pytest.raises(CannotChoose, match="no run came to its end with any learning rate of 0.01, 0.1"):
         choose_rate(run, {0.01: [], 0.1: []})
 

@@ -60,7 +60,7 @@ def test_data_may_be_the_folder_itself(write_study, tmp_path, here):
         ("path: sounds", "", "data.sounds.path is missing"),
         ("context: kao_qkv", "context: kao_qvk", "unknown context 'kao_qvk': did you mean 'kao_qkv'"),
         ("references: [none", "references: [nune", "references: 'nune' is not among layers: did you mean 'none'"),
-        ("seeds: 0-1", "seeds: 0-200", "sweep_seed 100 is among its seeds: runs that choose cannot count"),
+        ("seeds: 0-1", "seeds: 0-200", "sweep_seeds: 100 is among its seeds: runs that choose cannot count"),
         ("seeds: 0-1", "layers: [non]", "data.sounds.layers: 'non' is not among layers: did you mean 'none'"),
         ("seeds: 0-1", "seeds_of: {kau: 0-9}", "seeds_of: kau is not among its layers: none, global_mean, kao"),
         ("title: Small", "title: 2026", "small.yaml: title must be text, not 2026$"),
@@ -107,7 +107,7 @@ def test_mistakes(write_study, old, new, message):
         ("seeds_of", ["5", "", "none", "[none]", "{none: }", "{none: 0-}", "{none: [1]}"]),
         ("folds", ["5", "'12'", "", "[1, 1]", "['1']", "[1.5]", "[true]", "[-1]", "{1: 2}"]),
         ("learning_rates", ["0.1", "", "[.nan]", "[.inf]", "[-1.0]", "[0]", "[fast]", "[0.1, 1.0e-1]", "[true]"]),
-        ("sweep_seed", ["x", "'100'", "1.5", "", "-5", "true"]),
+        ("sweep_seeds", ["x", "1.5", "", "-5", "true", "[100]", "7,7"]),
         ("sweep_folds", ["5", "last", "", "[each]"]),
         ("prepared", ["5", "[1]", "[0, 0]", "[1.5, 2]", "[true, true]", "'12'", ""]),
         ("caveat", ["5", "", "[a]"]),
@@ -121,9 +121,10 @@ def test_a_value_of_another_kind_is_named_with_its_file_and_key(write_study, key
 
 
 def test_what_a_data_set_may_say(write_study):
-    more = "\n    prepared: []\n    sweep_seed: 0\n    seeds_of: {kao: 7}\n"
+    more = "\n    prepared: []\n    sweep_seeds: 0,7-8\n    seeds_of: {kao: 6}\n"
     (part,) = load_study(write_study(STUDY.replace("[0.01, 0.1]", "[1e-3, 1]").replace("0-1", "5") + more)).parts
-    assert (list(part.learning_rates), part.seeds_for("none"), part.seeds_for("kao")) == ([0.001, 1.0], [5], [7])
+    assert (list(part.learning_rates), part.seeds_for("none"), part.seeds_for("kao")) == ([0.001, 1.0], [5], [6])
+    assert part.seeds_that_choose == [0, 7, 8]
 
 
 @pytest.mark.parametrize(

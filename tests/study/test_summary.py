@@ -178,6 +178,14 @@ def test_the_sweep():
     ]
     table = sweep_table(summarise_study(found)[0])
     assert [cell.text for cell in table.groups[0].rows[0]] == ["none", "41.00", "failed"]
+    assert table.notes == []
+    found["runs"] += [
+        record("none", 101, 0.6, "sweep", lr=0.01),
+        record("none", 101, 0.3, "sweep", lr=0.1),
+    ]
+    table = sweep_table(summarise_study(found)[0])
+    assert [cell.text for cell in table.groups[0].rows[0]] == ["none", "51.00", "31.00, 1 failed"]
+    assert table.notes == ["The mean over 2 runs."]
 
 
 COSTS = {

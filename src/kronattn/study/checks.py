@@ -137,7 +137,7 @@ _PART = {
     "seeds_of": _Kind("layers' names, each with its seeds, such as 0-4", _are_seeds_by_layer),
     "folds": _Kind("a list of whole numbers, each once", _each(_is_whole)),
     "learning_rates": _Kind("a list of numbers above 0, each once", _each(_is_rate)),
-    "sweep_seed": _Kind("a whole number", _is_whole),
+    "sweep_seeds": _SEEDS,
     "sweep_folds": _Kind("'each' or 'first'", lambda value: value in ("each", "first")),
     "prepared": _Kind("a height and a width in pixels", _is_height_and_width),
     "caveat": _TEXT,

@@ -83,7 +83,8 @@ def plan_runs(study: Study) -> list[Run]:
         choosing = folds if part.sweep_folds == "each" else folds[:1]
         if len(part.learning_rates) > 1:
             runs += [
-                Run(part, layer, SWEEP, part.sweep_seed, fold, rate)
+                Run(part, layer, SWEEP, seed, fold, rate)
+                for seed in part.seeds_that_choose
                 for fold in choosing
                 for layer in layers
                 for rate in part.learning_rates
@@ -105,14 +106,14 @@ def choose_rate(run: Run, sweep: Mapping[float, Sequence[float]]) -> float | Non
     Args:
         sweep: validation scores of the runs that choose, by learning rate; those that failed have none.
 
-    Of equal ones the first is taken.
+    One with which runs failed is taken only where all have such runs. Of equal ones the first is taken.
     """
     rates = run.part.learning_rates
     if not rates:
         return None
     if len(rates) == 1:
         return rates[0]
-    finished = {rate: mean(scores) for rate, scores in sweep.items() if scores}
+    finished = {rate: (len(scores), mean(scores)) for rate, scores in sweep.items() if scores}
     if not finished:
         raise CannotChoose(f"no run came to its end with any learning rate of {', '.join(f'{x:g}' for x in rates)}")
     return max(finished, key=lambda rate: finished[rate])

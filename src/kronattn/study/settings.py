@@ -43,7 +43,8 @@ class Part:
         seeds_of: other seeds for some layers.
         folds: those that are tested in turn, where the data has folds.
         learning_rates: each layer's is chosen among these, by validation; one alone is taken as it is.
-        sweep_seed: of the runs that choose. Not among ``seeds``: those runs count, these do not.
+        sweep_seeds: of the runs that choose, by each learning rate's mean. Not among ``seeds``: those runs count, these
+            do not.
         sweep_folds: which of the folds choose: "each" for itself, or "first" for all.
         prepared: the size that ``--prepare`` scales pictures to, height and width; as they are by default.
         caveat: why the figures decide less than they seem to; said in the place of advice.
@@ -59,7 +60,7 @@ class Part:
     seeds_of: Mapping[str, str] = field(default_factory=dict)
     folds: Sequence[int] = ()
     learning_rates: Sequence[float] = ()
-    sweep_seed: int = 100
+    sweep_seeds: str = "100"
     sweep_folds: str = "each"
     prepared: Sequence[int] = ()
     caveat: str = ""
@@ -69,12 +70,17 @@ class Part:
         for layer in self.seeds_of:
             if layer not in self.layers:
                 raise ValueError(f"{where}.seeds_of: {layer} is not among its layers: {', '.join(self.layers)}")
-        if any(self.sweep_seed in self.seeds_for(layer) for layer in self.layers):
-            raise ValueError(f"{where}.sweep_seed {self.sweep_seed} is among its seeds: runs that choose cannot count")
+        counting = {seed for layer in self.layers for seed in self.seeds_for(layer)}
+        if both := [seed for seed in self.seeds_that_choose if seed in counting]:
+            raise ValueError(f"{where}.sweep_seeds: {both[0]} is among its seeds: runs that choose cannot count")
 
     def seeds_for(self, layer: str) -> list[int]:
         """The seeds of a layer's runs that count."""
         return parse_seeds(str(self.seeds_of.get(layer, self.seeds)))
+
+    @property
+    def seeds_that_choose(self) -> list[int]:
+        return parse_seeds(str(self.sweep_seeds))
 
     def sources(self, data: Path) -> list[Path]:
         """Where its data lie below a folder, or that folder; not to be there is an error. Data that a package holds lie

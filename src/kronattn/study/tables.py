@@ -98,18 +98,20 @@ def sweep_table(part: Mapping[str, Any]) -> Table | None:
         return None
     rates = sorted({entry["lr"] for entry in part["sweep"]})
     layers = list(dict.fromkeys(entry["layer"] for entry in part["sweep"]))
-    rows = []
+    rows, most = [], 0
     for layer in layers:
         cells = []
         for rate in rates:
             found = [one for one in part["sweep"] if (one["layer"], one["lr"]) == (layer, rate)]
             scores = [one["validation"] for one in found if one["failure"] is None]
             text = f"{100 * sum(scores) / len(scores):.2f}" if scores else "failed" if found else "–"
+            if scores and len(scores) < len(found):
+                text += f", {len(found) - len(scores)} failed"
             cells.append(Cell(text))
+            most = max(most, len(found))
         rows.append([Cell(layer), *cells])
     columns = (Column("Layer", numeric=False), *(Column(f"{rate:g}") for rate in rates))
-    folds = {entry["fold"] for entry in part["sweep"]}
-    notes = [f"The mean over {len(folds)} folds."] if len(folds) > 1 else []
+    notes = [f"The mean over {most} runs."] if most > 1 else []
     return Table(
         f"{part['title']}: validation {part['score_label']}, %, by learning rate", columns, [Group("", rows)], notes
     )
