@@ -96,6 +96,21 @@ def test_sixteen_bits_keep_their_upper_ones(folder):
     assert found["pixels"].unique().tolist() == [200]
 
 
+def test_colours_of_a_colour_map_are_no_levels(folder, tmp_path):
+    first = next(folder.rglob("fold1/*/*.png"))
+    levels = np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
+    grey = Image.fromarray(levels).convert("RGB")
+    for suffix, options in ((".png", {}), (".jpg", {"quality": 50})):
+        grey.save(tmp_path / f"grey{suffix}", **options)
+        first.write_bytes((tmp_path / f"grey{suffix}").read_bytes())
+        found = decode_spectrograms(load_spectrograms(str(folder), 1, "test"), (4, 6))
+        assert int(found["pixels"].max()) > 200
+    first.unlink()
+    Image.fromarray(np.stack([levels, levels[::-1], 255 - levels], axis=-1)).save(first)
+    with pytest.raises(BadImage, match="png is coloured: levels must be grey values, not the colours of a colour map"):
+        decode_spectrograms(load_spectrograms(str(folder), 1, "test"), (4, 6))
+
+
 @pytest.mark.parametrize("bad", [{"size": (0, 4)}, {"shift": 1.5}, {"band": -0.1}, {"bands": -1}])
 def test_bad_settings(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):

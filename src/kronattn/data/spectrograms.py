@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from kronattn.data.archives import Entry, list_files
@@ -23,6 +24,9 @@ __all__ = ["Spectrograms", "decode_spectrograms", "load_spectrograms"]
 
 SOUND_SUFFIXES = (".wav", ".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac", ".aif", ".aiff")
 _LEAST_FOLDS = 3
+_COLOURED = ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
+# How far the colours of a grey picture may lie apart, after JPEG.
+_ALMOST_GREY = 8
 _FOLD = re.compile(r"fold[ _-]?(\d+)", re.IGNORECASE)
 _EXPECTED = "expected spectrograms as pictures, foldN/CLASS/PICTURE.png"
 
@@ -41,7 +45,13 @@ class Spectrograms:
     def pixels(self, index: int) -> np.ndarray:
         """Decode one as (H, W) grey values, uint8: frequency up, time to the right."""
         entry = self.entries[index]
-        return decode_with(lambda image: np.array(to_grey(image)), entry.read(), str(entry))
+
+        def levels(image: Image.Image) -> np.ndarray:
+            if image.mode in _COLOURED and np.ptp(np.asarray(image.convert("RGB")), axis=2).max() > _ALMOST_GREY:
+                raise BadImage(f"{entry} is coloured: levels must be grey values, not the colours of a colour map")
+            return np.array(to_grey(image))
+
+        return decode_with(levels, entry.read(), str(entry))
 
 
 def load_spectrograms(path: str, fold: int, split: str) -> Spectrograms:
