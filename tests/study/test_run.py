@@ -227,9 +227,15 @@ def test_a_process_keeps_to_what_it_knows(queue):
 def test_a_run_that_would_end_too_late_is_not_begun(queue):
     late = queue(deadline=time.monotonic() + 60)
     one = late.take(set())
-    late._seconds["sounds"] = [100.0]
+    late._seconds[("sounds", one.run.layer.name)] = [100.0]
     assert late.take(set()) is None
     late.finish(one)
+
+
+def test_a_layer_that_takes_long_does_not_end_the_others(queue):
+    late = queue(deadline=time.monotonic() + 60)
+    late._seconds.update({("sounds", "none"): [100.0], ("sounds", "kao"): [1.0]})
+    assert late.take(set()).run.layer.name == "kao"
 
 
 def test_a_file_that_is_no_study(study, tmp_path):

@@ -28,7 +28,7 @@ from kronattn.training.workers import serve
 __all__ = ["Progress", "StudyQueue", "run_study"]
 
 DECODED = ".decoded"
-# Of the last runs of a data set: the first ones of a process also tune and compile.
+# Of the last runs of a layer: the first ones of a process also tune and compile.
 _RECENT = 10
 
 
@@ -63,7 +63,7 @@ class StudyQueue:
         runs: in the order of their worth.
         records: what is known, and where what becomes of the runs goes.
         deadline: a time (of ``time.monotonic``) that runs should end before: one that would not, going by others of its
-            data set, is not begun.
+            layer, is not begun.
         settled: called with each run that is not trained, and whether its record is new: nothing could be chosen for
             it, or its sweep was done again and chose as before.
     """
@@ -83,7 +83,7 @@ class StudyQueue:
         self._changed = Condition()
         self._pending = list(runs)
         self._running: list[Run] = []
-        self._seconds: dict[str, deque[float]] = {}
+        self._seconds: dict[tuple[str, str], deque[float]] = {}
 
     def take(self, known: set[str]) -> Ready | None:
         with self._changed:
@@ -103,7 +103,7 @@ class StudyQueue:
         alike = [run for run in ready if (run.part, run.stage, run.seed) == (first.part, first.stage, first.seed)]
         chosen = next((run for run in alike if _label(run) in known), first)
         if self.deadline is not None and time.monotonic() + self._expected(chosen) > self.deadline:
-            self._pending = [run for run in self._pending if run.part.name != chosen.part.name]
+            self._pending = [run for run in self._pending if _label(run) != _label(chosen)]
             self._changed.notify_all()
             return None
         self._pending.remove(chosen)
@@ -131,16 +131,22 @@ class StudyQueue:
         return not any(other.stage == SWEEP and other.place == run.place for other in (*self._pending, *self._running))
 
     def _expected(self, run: Run) -> float:
-        """How long a run may take: the longest of the last few of its data set, or of any where it has none yet."""
-        recent = self._seconds.get(run.part.name) or [x for every in self._seconds.values() for x in every]
-        return max(recent, default=0.0)
+        """How long a run may take: the longest of the last few of its layer; of its data set, or of any, where it has
+        none yet.
+
+        Attention may take twice the time of others, which need not stop where nothing of it fits in any more.
+        """
+        layer = self._seconds.get((run.part.name, run.layer.name), ())
+        data = [x for (name, _), recent in self._seconds.items() if name == run.part.name for x in recent]
+        every = [x for recent in self._seconds.values() for x in recent]
+        return max(layer or data or every, default=0.0)
 
     def finish(self, one: Ready) -> None:
         """A run ended, well or not: others may have waited for it."""
         with self._changed:
             self._running.remove(one.run)
-            name, seconds = one.run.part.name, time.monotonic() - one.started
-            self._seconds.setdefault(name, deque(maxlen=_RECENT)).append(seconds)
+            seconds = time.monotonic() - one.started
+            self._seconds.setdefault((one.run.part.name, one.run.layer.name), deque(maxlen=_RECENT)).append(seconds)
             self._changed.notify_all()
 
     def clear(self) -> None:
