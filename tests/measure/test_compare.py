@@ -31,6 +31,19 @@ def test_rows_in_order_with_time_memory_and_counts():
     assert found.ratio(found.rows[0]).value == 1
 
 
+def test_what_the_first_call_keeps_is_no_memory_of_a_call():
+    kept = []
+
+    def prepare(name, way):
+        def once():
+            kept.append(torch.ones(1000) if not kept else None)
+            return torch.ones(way.case["size"])
+
+        return Call(lambda: None, once=once)
+
+    assert [row.memory_bytes for row in compared(prepare).rows] == [16, 16, 32, 32]
+
+
 @pytest.mark.parametrize("where", ["prepare", "first call", "halfway"])
 def test_a_candidate_that_fails_leaves_the_others(where):
     def prepare(name, way):

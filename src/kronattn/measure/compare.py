@@ -242,7 +242,9 @@ def compare(
         timings = time_calls(guards, device=device, seconds=seconds, **timing) if guards else {}
         for name, call in calls.items():
             once, clock = _Guard(call.once or call.run), timings[name]
-            memory = peak_memory(once, device=device, warm_up=False) if device.type != "mps" else None
+            # What has not run yet allocates what libraries keep, a workspace for products, say.
+            new = call.once is not None
+            memory = peak_memory(once, device=device, warm_up=new) if device.type != "mps" else None
             median, lower, upper = (value * 1e3 / call.count for value in (clock.median, clock.lower, clock.upper))
             measured = replace(rows[name], time_ms=median, quartiles_ms=(lower, upper), memory_bytes=memory)
             failed = guards[name].failed or once.failed
