@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from kronattn.present import new_figure
@@ -16,6 +17,8 @@ __all__ = ["draw_costs", "draw_gains", "draw_worth"]
 # By what an interval says.
 _COLOURS = {"better": "#2f855a", "worse": "#c53030"}
 _UNSURE = "#4a5568"
+# Letters of a data set's name above a panel; more would reach into the next one.
+_TITLE = 31
 _MARKERS = "os^Dv<>PXp*"
 _DEVICES = {"cuda": "#2b6cb0", "cpu": "#dd6b20"}
 _KINDS = {"seconds": "o", "peak_bytes": "x"}
@@ -91,7 +94,8 @@ def _lay_out(axis: Any, part: Mapping[str, Any], what: str, label: str, *, named
     axis.tick_params(axis="y", labelleft=named)
     axis.set_ylim(-0.7, len(names) - 0.3)
     # Below the data set's name, which is too long to stand beside it.
-    axis.set_title(f"{part['title']}\n{what}".replace("$", r"\$"), fontsize=9)  # which would begin a formula
+    title = fill(part["title"], _TITLE)
+    axis.set_title(f"{title}\n{what}".replace("$", r"\$"), fontsize=9)  # which would begin a formula
     axis.set_xlabel(label, fontsize=9)
     # More would run into each other where all of them have a sign and a fraction.
     axis.locator_params(axis="x", nbins=5)
