@@ -275,12 +275,14 @@ def test_a_checkpoint_of_another_network(recipe, recipe_file, tmp_path):
         train(with_settings(recipe_file, "model.name=attnnet"), folder=tmp_path / "run", resume=True)
 
 
-def test_diverging(recipe_file, tmp_path):
-    recipe = with_settings(recipe_file, "optimiser.lr=1e30", "epochs=2")
+@pytest.mark.parametrize("clip", ["null", "1.0"])
+def test_diverging(recipe_file, tmp_path, clip):
+    recipe = with_settings(recipe_file, "optimiser.lr=1e30", "epochs=2", f"optimiser.clip={clip}")
     with pytest.raises(
         Diverged, match=r"the loss became NaN or infinite in step \d, in epoch 1 of 2.*there is no checkpoint yet"
-    ):
+    ) as found:
         train(recipe, folder=tmp_path / "run")
+    assert ("optimiser.clip" in str(found.value)) == (clip == "null")
     assert not (tmp_path / "run" / "last.ckpt").exists()
 
 

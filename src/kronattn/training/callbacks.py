@@ -112,9 +112,10 @@ class StopWhenDiverging(Callback):
             kept = (
                 "checkpoints are those of the epoch before" if trainer.current_epoch else "there is no checkpoint yet"
             )
+            clipped = "" if trainer.gradient_clip_val else "optimiser.clip=1.0, "
             raise Diverged(
                 f"the loss became NaN or infinite in step {step}, in epoch {trainer.current_epoch + 1} of "
-                f"{trainer.max_epochs}: a lower optimiser.lr or a longer schedule.warmup may help; {kept}"
+                f"{trainer.max_epochs}: {clipped}a lower optimiser.lr or a longer schedule.warmup may help; {kept}"
             )
 
 
