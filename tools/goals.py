@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stored import compared, read, row_of
+from stored import compared, decided, read, row_of
 
 from kronattn.measure import Comparison, Way
 from kronattn.present import Column, Table, tabulate
@@ -18,12 +18,13 @@ Figure = tuple[float, str]
 Goal = tuple[str, str, list[Figure]]
 
 MODES = ("kv", "qkv")
+MEAN = "global_mean"
 SHAPES = ((512, 32, 28), (512, 64, 14), (512, 96, 14), (64, 64, 56))
 ALL_SHAPES = (*SHAPES, (512, 160, 7), (16, 64, 128), (4, 64, 512))
 
 
 def goal_tables() -> list[Table]:
-    """One table: operators, networks and heads on a GPU, then training, then one image on a CPU."""
+    """One table: operators, networks and heads on a GPU, training and what was learned, then one image on a CPU."""
     columns = {
         "": lambda goal: goal[0],
         Column("aim", numeric=False): lambda goal: goal[1],
@@ -31,7 +32,7 @@ def goal_tables() -> list[Table]:
             written(figure, goal[1], at) for at, figure in enumerate(goal[2])
         ),
     }
-    goals = [*operators(), *networks(), *heads(), *stages(), *mean_once(), *training(), *latency()]
+    goals = [*operators(), *networks(), *heads(), *stages(), *mean_once(), *training(), *evidence(), *latency()]
     return [tabulate("", columns, goals)]
 
 
@@ -233,6 +234,42 @@ def operator_case(shape: tuple[int, int, int]) -> dict[str, Any]:
     return {"batch": batch, "channels": channels, "grid": [side, side]}
 
 
+def evidence() -> Iterator[Goal]:
+    """What Kronecker attention gains where the studies say so, in points."""
+    parts = {part["title"]: part for part, _ in decided()}
+    layers = {title: {entry["layer"]: entry for entry in part["layers"]} for title, part in parts.items()}
+    kao = [f"kao_{mode}" for mode in MODES]
+
+    def gain(title: str, layer: str, over: str) -> float:
+        """Paired where the study pairs them; folds are complete, and their means differ by as much."""
+        found = layers[title][layer]["differences"].get(over)
+        return 100 * (found["mean"] if found else layers[title][layer]["mean"] - layers[title][over]["mean"])
+
+    for epochs in (14, 40):
+        title = f"Imagenette, KANet, {epochs} epochs"
+        gains = [points(gain(title, layer, "none")) for layer in kao]
+        yield f"{title}: KAO_KV and KAO_QKV over plain modules, points", "at least 0.5", gains
+        found = [layers[title][layer]["differences"]["none"] for layer in ("global_mean", "attention", *kao)]
+        widths = [points(50 * (one["high"] - one["low"])) for one in found]
+        yield (
+            "the same, to either side of a mean's gain, regular attention's, KAO_KV's and KAO_QKV's",
+            "at most 0.4",
+            widths,
+        )
+    for layer in kao:
+        behind = [points(-gain(title, layer, "attention")) for title in parts]
+        name = f"{layer.upper()} behind regular attention, points: {'; '.join(parts)}"
+        yield name, "at most 0.3", behind
+    for layer in kao:
+        ahead = {
+            parts[title]["name"].split("_")[0]
+            for title in parts
+            if "Imagenette" not in title and layers[title][layer]["differences"][MEAN]["verdict"].endswith("better")
+        }
+        what = f"{layer.upper()}: of house fronts, CamVid, ESC-50 and hippocampus, those with an interval above a mean"
+        yield what, "at least 2", [(len(ahead), f"{len(ahead)} ({', '.join(sorted(ahead)) or 'none'})")]
+
+
 def listed(shapes: Sequence[tuple[int, int, int]]) -> str:
     """Shapes in words."""
     return ", ".join(f"({n}, {c}, {side}²)" for n, c, side in shapes)
@@ -256,6 +293,11 @@ def spread(value: float, low: float | None, high: float | None) -> Figure:
     """A ratio, and the least and the most over the rounds."""
     form = "{:.2f}" if value < 10 else "{:.1f}"
     return value, form.format(value) + ("" if low is None else f" ({form.format(low)} to {form.format(high)})")
+
+
+def points(value: float) -> Figure:
+    """Points of a score."""
+    return value, f"{value:.2f}"
 
 
 def percent(share: float) -> Figure:

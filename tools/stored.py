@@ -13,12 +13,14 @@ from kronattn.study.summary import summarise_study
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 
-# The longer study first: where both have a data set, it is the one to go by.
+# Where two of them ask the same of the same network, the first is the one to go by.
 STUDIES = (
     "study",
+    "study-segmentation-short",
     "study-short",
     "study-camvid-small",
     "study-controls-short",
+    "study-imagenette-longer",
     "study-imagenette-short",
     "study-options-short",
     "study-gate-short",
@@ -44,10 +46,11 @@ def row_of(found: Comparison, candidate: str, way: Way) -> Row:
 
 
 def decided() -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Each data set by the first study that decides it, with that study's costs."""
+    """Each data set and network by the first study that decides it, with that study's costs."""
     chosen: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
     for found in [read(name) for name in STUDIES if (RESULTS / f"{name}.json").exists()]:
         for part in summarise_study(found):
-            if part["runs"] and (part["name"] not in chosen or chosen[part["name"]][0]["caveat"]):
-                chosen[part["name"]] = part, found["costs"]
-    return list(chosen.values())
+            if part["runs"] and (part["title"] not in chosen or chosen[part["title"]][0]["caveat"]):
+                chosen[part["title"]] = part, found["costs"]
+    # What is about the same data stands together.
+    return [chosen[title] for title in sorted(chosen)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from stored import RESULTS, ROOT, STUDIES, decided, read
 
-from kronattn.present import NOTHING, Cell, Column, Table, tabulate, to_markdown
+from kronattn.present import NOTHING, Cell, Column, Group, Table, tabulate, to_markdown
 from kronattn.study.statistics import Difference, paired_difference
 from kronattn.study.summary import summarise_study
 from kronattn.study.tables import cost_table, overview_table, part_table
@@ -80,8 +80,14 @@ def answers_of(part: Mapping[str, Any], costs: Mapping[str, Any]) -> Iterator[An
 
 
 def worth() -> list[Table]:
-    """What each layer gains on each data set by the first study that decides it."""
-    return [replace(overview_table([part for part, _ in decided()]), title="")]
+    """What each layer gains on each data set by the first study that decides it: a line for each data set, whose names
+    are long, and a column for each layer that most of them have."""
+    table = overview_table([part for part, _ in decided()])
+    layers = [row for row in table.rows if sum(cell.text != NOTHING for cell in row[1:]) > len(row[1:]) / 2]
+    lines = list(zip(table.columns, *layers, strict=True))[1:]
+    columns = (Column("", numeric=False), *(Column(row[0].text) for row in layers))
+    rows = [[Cell(title.title), *cells] for title, *cells in lines]
+    return [Table("", columns, [Group("", rows)], table.notes)]
 
 
 def studies() -> list[str | Table]:
