@@ -63,7 +63,7 @@ def layer_cases(draw: st.DrawFn, masks: bool = True) -> LayerCase:
     options: dict[str, Any] = {
         "num_heads": draw(st.sampled_from((1, 2))),
         "project": draw(st.sampled_from(("v", "qkv"))),
-        "coefficient_norm": draw(st.sampled_from(("batch", "cosine", None))),
+        "coefficient_norm": draw(st.sampled_from(("batch", "cosine", "sample", None))),
         "scale": draw(st.sampled_from((1.0, 0.4))),
         "softmax": draw(st.sampled_from(("joint", "per_axis"))),
         "gate": draw(st.booleans()),
@@ -116,6 +116,8 @@ def expected(layer: KroneckerAttention, tensors: list[Tensor], masks: dict[str, 
     options: dict[str, Any] = {}
     if layer.coefficient_norm == "cosine":
         options["cosine"], scale = True, scale * layer.norm.weight
+    elif layer.coefficient_norm == "sample":
+        options["sample_norm"] = layer.norm.weight
     elif layer.coefficient_norm == "batch" and layer.training:
         options["norm"] = layer.norm.weight
     elif layer.coefficient_norm == "batch":

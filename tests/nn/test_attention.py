@@ -176,7 +176,7 @@ def test_gradients_by_running_statistics_of_each_key_in_half_precision():
         assert (half - exact).norm() <= 5e-2 * exact.norm()
 
 
-@pytest.mark.parametrize("norm", ["batch", "batch_per_key", "cosine"])
+@pytest.mark.parametrize("norm", ["batch", "batch_per_key", "cosine", "sample"])
 def test_layers_are_made_where_they_are_to_be(norm):
     """Also among fake tensors, by which tools find out what fits into memory: those cannot be moved afterwards."""
     options = {"coefficient_norm": norm, "grid": (5, 6), "device": "meta", "dtype": torch.float64}

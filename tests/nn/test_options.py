@@ -14,8 +14,9 @@ from kronattn import kronecker_attention, pad_batch, record_coefficients
 from kronattn.explain import compare_operators
 from kronattn.models.deeplab import ContextHead
 from kronattn.models.kanet import KANet
-from kronattn.nn import KroneckerAttention, KroneckerSegmentationHead
+from kronattn.nn import DenseAttention, KroneckerAttention, KroneckerSegmentationHead
 from kronattn.nn.positions import AxisPositions
+from kronattn.ops import reference
 from kronattn.ops.plan import override_plan
 from kronattn.ops.triton.availability import interpreted
 from tests.nn.options import LayerCase, expected, gradients, kept_keys, layer_cases, shortest_vector
@@ -79,6 +80,7 @@ class TestCombinations:
 ALONE = {
     "positions": {"positions": "learned", "grid": (3, 4)},
     "cosine": {"coefficient_norm": "cosine"},
+    "sample": {"coefficient_norm": "sample"},
     "per_axis": {"softmax": "per_axis"},
     "gate": {"gate": True},
     "product": {"mode": "qkv", "combine": "product"},
@@ -311,6 +313,44 @@ class TestMeaning:
         torch.testing.assert_close(recorded[0].coefficients, recorded[1].coefficients)
         assert recorded[0].keys.norm(dim=2).allclose(layer.norm.weight.detach())
 
+    @pytest.mark.parametrize("mode", ["kv", "qkv"])
+    def test_a_norm_of_each_sample_ignores_its_size_and_the_others(self, mode):
+        layer, x = (
+            KroneckerAttention(6, mode, coefficient_norm="sample", project="", num_heads=2),
+            torch.randn(3, 6, 5, 4),
+        )
+        with record_coefficients(layer) as recorded:
+            layer(x), layer(x * torch.tensor([1.0, 10.0, 100.0]).view(3, 1, 1, 1)), layer(x[1:2])
+        whole, resized, alone = (each.coefficients for each in recorded)
+        torch.testing.assert_close(resized, whole, rtol=0, atol=1e-4)
+        torch.testing.assert_close(alone, whole[1:2])
+
+    def test_a_norm_of_each_sample_bounds_the_gradient_of_a_large_one(self):
+        """What a norm over the batch does not. A network has ten layers in a row, and each multiplies by that."""
+        torch.manual_seed(0)
+        x = torch.randn(32, 16, 5, 4)
+        x[0] *= 10
+        largest = {}
+        for norm in ("batch", "sample"):
+            layer, leaf = KroneckerAttention(16, "qkv", coefficient_norm=norm), x.clone().requires_grad_()
+            (layer(leaf) * torch.randn_like(x)).sum().backward()
+            lengths = leaf.grad.flatten(1).norm(dim=1)
+            largest[norm] = lengths[0] / lengths[1:].median()
+        assert largest["sample"] < 1.5
+        assert largest["batch"] > 2.5
+
+    @pytest.mark.parametrize("project", ["v", "qkv"])
+    def test_regular_attention_has_the_norm_of_each_sample_too(self, project):
+        layer = DenseAttention(6, coefficient_norm="sample", project=project, num_heads=2).double()
+        nn.init.constant_(layer.norm.weight, 1.5)
+        x = torch.randn(3, 6, 5, 4, dtype=torch.float64)
+        q, k, v = (
+            x if linear is None else linear(x.movedim(1, -1)).movedim(-1, 1)
+            for linear in (layer.query_map, layer.key_map, layer.value_map)
+        )
+        exact = reference.attention(q, k, v, num_heads=2, sample_norm=layer.norm.weight)
+        torch.testing.assert_close(layer(x), exact)
+
     def test_positions_are_those_of_a_resized_image(self):
         positions = AxisPositions(3, (4, 7))
         rows, columns = positions(torch.empty(1, 1, 9, 5))[0].split([5, 9])[::-1]
@@ -365,7 +405,7 @@ BAD = {
     "combine": (lambda: KroneckerAttention(4, combine="max"), "combine must be one of 'sum', 'product', not 'max'"),
     "norm": (
         lambda: KroneckerAttention(4, coefficient_norm="cos"),
-        "coefficient_norm must be one of 'batch', 'batch_per_key', 'cosine', None, not 'cos'",
+        "coefficient_norm must be one of 'batch', 'batch_per_key', 'cosine', 'sample', None, not 'cos'",
     ),
     "product of positions": (
         lambda: KroneckerAttention(4, combine="product"),

@@ -118,6 +118,7 @@ for layout in (torch.contiguous_format, torch.channels_last):
         {},
         {"positions": "learned"},
         {"coefficient_norm": "cosine"},
+        {"coefficient_norm": "sample"},
         {"coefficient_norm": None},
         {"coefficient_norm": "batch_per_key", "grid": (6, 9)},
         {"num_heads": 2, "project": "qkv"},

@@ -67,7 +67,7 @@ def _drawn(draw: Random, shape: Random, number: int) -> LayerCase:
     options: dict[str, Any] = {
         "num_heads": shape.choice([1, 2]),
         "project": shape.choice(["v", "qkv"]),
-        "coefficient_norm": draw.choice(["batch", "cosine", None]),
+        "coefficient_norm": draw.choice(["batch", "cosine", "sample", None]),
         "scale": draw.choice([1.0, 0.4]),
         "softmax": draw.choice(["joint", "per_axis"]),
         "gate": draw.choice([False, True]),

@@ -43,7 +43,8 @@ class KroneckerAttention(GridAttention):
             prints it: that multiplies what differs from image to image, and networks of it learn worse.
         project: which of q, k, v get a linear map: "", "v", "qkv", ...
         coefficient_norm: "batch" (one scale for a head's coefficient matrix: any input size), "batch_per_key"
-            (needs ``grid``), "cosine" (queries and keys of length one, and a learned scale), or None.
+            (needs ``grid``), "cosine" (queries and keys of length one, and a learned scale), "sample" (each sample by
+            itself, from its keys), or None.
         scale: of the coefficients.
         qk_channels: that q and k are mapped to; ``channels`` by default.
         out_channels: that v is mapped to; ``channels`` by default.
@@ -190,7 +191,7 @@ class KroneckerAttention(GridAttention):
             key_places = self.positions(key, masks.key_shares)
             keys = keys + key_places.to(keys.dtype)
             places = key_places if key_is_query else self.positions(query, masks.shares)
-        keys = stages.scaled(self._unit(keys, 2), self.scale, self.num_heads)
+        keys = self._scaled(keys, masks.key_shares)
         values = self._values(value_tokens, query)
         mixed, query = self._mix(query, query_tokens, keys, values, places, plan, masks)
         if map_values is not None:
@@ -325,8 +326,8 @@ class KroneckerAttention(GridAttention):
         """
         if self.num_heads > 1 or self.query_map is None or not is_plain(self.query_map) or not isinstance(plan, Plan):
             return False
-        if self.positions is not None or self.coefficient_norm == "cosine":
-            return False  # the mapped queries are needed
+        if self.positions is not None or self.coefficient_norm in ("cosine", "sample"):
+            return False  # the mapped queries are needed, or the keys that are for them
         if self.uses_batch_statistics and plan.spread == "torch":
             return False
         count = _TYPICAL_KEYS if is_captured() else keys.shape[1]
@@ -421,7 +422,7 @@ class DenseAttention(GridAttention):
             map_positions(linear, x).flatten(2).transpose(1, 2)
             for linear, x in ((self.key_map, key), (self.value_map, value))
         )
-        keys, moments = stages.scaled(self._unit(keys, 2), self.scale, self.num_heads), None
+        keys, moments = self._scaled(keys), None
         if self.uses_batch_statistics:
             moments = torch_backend.moments(
                 queries, keys, num_heads=self.num_heads, per_key=self.coefficient_norm == "batch_per_key"

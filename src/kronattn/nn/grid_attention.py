@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from kronattn.nn.coefficient_norm import CoefficientNorm
 from kronattn.nn.cosine_norm import CosineNorm, unit
+from kronattn.nn.sample_norm import SampleNorm
+from kronattn.ops import stages
 from kronattn.ops.checks import check_choice, check_dtype, check_heads, check_positive_int, check_scale, check_triple
 from kronattn.ops.coefficients import Moments
 from kronattn.ops.fx import is_captured, leaf_function
@@ -75,7 +77,7 @@ class GridAttention(nn.Module):
                 check_positive_int(name, size)
         if not isinstance(project, str) or len(set(project)) != len(project) or not set(project) <= set("qkv"):
             raise ValueError(f'project must name which of q, k, v are mapped, like "", "v" or "qkv", not {project!r}')
-        check_choice("coefficient_norm", coefficient_norm, ("batch", "batch_per_key", "cosine", None))
+        check_choice("coefficient_norm", coefficient_norm, ("batch", "batch_per_key", "cosine", "sample", None))
         if coefficient_norm == "batch_per_key" and num_keys is None:
             raise ValueError('coefficient_norm="batch_per_key" needs grid, the fixed size of the keys\' grid')
         if qk_channels not in (None, channels) and not set("qk") <= set(project):
@@ -104,9 +106,11 @@ class GridAttention(nn.Module):
         self.query_map = linear("q", self.qk_channels)
         self.key_map = linear("k", self.qk_channels)
         self.value_map = linear("v", self.out_channels)
-        self.norm: CoefficientNorm | CosineNorm | None = None
+        self.norm: CoefficientNorm | CosineNorm | SampleNorm | None = None
         if coefficient_norm == "cosine":
             self.norm = CosineNorm(num_heads, device, dtype)
+        elif coefficient_norm == "sample":
+            self.norm = SampleNorm(num_heads, few=self.mode != "regular", device=device, dtype=dtype)
         elif coefficient_norm is not None:
             num_keys = num_keys if coefficient_norm == "batch_per_key" else None
             self.norm = CoefficientNorm(num_heads, num_keys=num_keys, device=device, dtype=dtype)
@@ -140,12 +144,18 @@ class GridAttention(nn.Module):
         """Queries or keys with channels along ``dim``, of length one where coefficients are cosines."""
         return unit(x, self.num_heads, dim) if self.coefficient_norm == "cosine" else x
 
+    def _scaled(self, keys: Tensor, shares: Tensor | None = None) -> Tensor:
+        """(N, S, C) keys with the scale, after what norms them by themselves; ``shares`` as in ``Masks``."""
+        if isinstance(self.norm, SampleNorm):
+            keys = self.norm(keys, shares)
+        return stages.scaled(self._unit(keys, 2), self.scale, self.num_heads)
+
     def _normalised(
         self, keys: Tensor, moments: Moments | None, plan: Plan | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """(N, S, C) keys with the norm of the coefficients multiplied in, and each key's bias."""
         norm = self.norm
-        return (keys, None) if norm is None else norm(keys, moments, plan)
+        return (keys, None) if norm is None or isinstance(norm, SampleNorm) else norm(keys, moments, plan)
 
     def extra_repr(self) -> str:
         parts = [f"{self.channels}"]

@@ -57,12 +57,14 @@ def coefficients(
     axes: Sequence[int] | None = None,
     there: tuple[Tensor | None, Tensor | None] = (None, None),
     norm: Tensor | None = None,
+    sample_norm: Tensor | None = None,
 ) -> Tensor:
     """Softmax(s·KᵀQ) over the keys, one column a query: (N, d, m) and (N, d, n) give (N, n, m).
 
     With ``axes``, how many keys each axis has, a softmax for each, with equal parts of the weight. ``there`` says which
     of the (N, m) queries and (N, n) keys are: from others no query gets anything. ``norm`` is the weight of a batch
-    norm of all coefficients that are there.
+    norm of all coefficients that are there, ``sample_norm`` that of a norm of each sample by what its keys, minus their
+    mean, have with each other.
     """
     # As rows: along memory PyTorch adds up in pieces, across it term by term, and rounds as often.
     logits = scale * (query.transpose(1, 2) @ key)
@@ -73,6 +75,12 @@ def coefficients(
             counts = counts if mask is None else counts & mask
         variance = logits[counts].var(correction=0) if counts.any() else logits.new_zeros(())
         logits = logits * (norm * torch.rsqrt(variance + 1e-5))
+    if sample_norm is not None:
+        masks = [None] * len(key) if there[1] is None else there[1]
+        kept = [k if mask is None or not mask.any() else k[:, mask] for k, mask in zip(key, masks, strict=True)]
+        among = [(k - k.mean(dim=1, keepdim=True)).t() @ k for k in kept]
+        factors = [sample_norm * torch.rsqrt(matrix.square().mean() + 1e-5) for matrix in among]
+        logits = logits * torch.stack(factors).view(-1, 1, 1)
     if keys is not None:
         logits = logits.masked_fill(~(keys | ~keys.any(dim=2, keepdim=True)), -torch.inf)
     parts = [part.softmax(dim=2) for part in logits.split(list(axes or [logits.shape[2]]), dim=2)]
@@ -87,13 +95,14 @@ def attention(
     num_heads: int = 1,
     scale: float | Tensor = 1.0,
     norm: Tensor | None = None,
+    sample_norm: Tensor | None = None,
     kept: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     """Eq. 1, O = V·Softmax(KᵀQ), head by head, on the flattened grids: the result is (N, p, *query's grid).
 
-    ``norm`` is (num_heads,), ``kept`` (N, num_heads, n) what dropout multiplies each key's coefficients by; for other
-    options see :func:`coefficients`.
+    ``norm`` and ``sample_norm`` are (num_heads,), ``kept`` (N, num_heads, n) what dropout multiplies each key's
+    coefficients by; for other options see :func:`coefficients`.
     """
     dtype, grid = query.dtype, query.shape[2:]
     if dtype in (torch.float16, torch.bfloat16):
@@ -102,7 +111,8 @@ def attention(
     scales = torch.as_tensor(scale, dtype=query.dtype, device=query.device).expand(num_heads)
     heads = []
     for head, (q, k, v) in enumerate(zip(*(x.chunk(num_heads, 1) for x in (query, key, value)), strict=True)):
-        matrix = coefficients(q, k, scales[head], norm=None if norm is None else norm[head], **options)
+        own, sample = (None if each is None else each[head] for each in (norm, sample_norm))
+        matrix = coefficients(q, k, scales[head], norm=own, sample_norm=sample, **options)
         heads.append(v @ (matrix if kept is None else matrix * kept[:, head].unsqueeze(2)))
     output = torch.cat(heads, dim=1)
     return output.reshape(*output.shape[:2], *grid).to(dtype)
