@@ -1,6 +1,7 @@
 """Settings shared by tests and doctests."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -17,6 +18,10 @@ settings.load_profile("ci")
 
 # Commands that tests start have a choice made for them: how busy the machine is should make no difference.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What a shell starts in its background ignores Ctrl-C: tests that send it would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The torch backend is what most tests are about, whatever is installed; tests/native.py switches kronattn-cpu on.
 os.environ["KRONATTN_NATIVE"] = "0"
