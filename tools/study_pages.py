@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from stored import RESULTS, ROOT, STUDIES, decided, read
 
 from kronattn.present import NOTHING, Cell, Column, Group, Table, tabulate, to_markdown
+from kronattn.study.stages import FINAL
 from kronattn.study.statistics import Difference, paired_difference
 from kronattn.study.summary import summarise_study
 from kronattn.study.tables import cost_table, overview_table, part_table
@@ -110,6 +112,28 @@ def studies() -> list[str | Table]:
             written = [to_markdown(replace(table, title="")) for table in tables]
             shown.append(folded(part["title"], "\n\n".join([f"**{advice(part)}**", sentences, *written])))
     return shown
+
+
+def lost() -> list[Table]:
+    """Forty epochs of Imagenette: for each layer the runs that learned less than any without Kronecker attention."""
+    by_layer: dict[str, list[tuple[float, float]]] = {}
+    for run in read("study-imagenette-longer")["runs"]:
+        if run["stage"] == FINAL:
+            by_layer.setdefault(run["layer"], []).append((run["train_loss"], run["test"]))
+    others = [loss for layer, runs in by_layer.items() if not layer.startswith("kao") for loss, _ in runs]
+
+    def mean(scores: list[float]) -> str:
+        return f"{100 * statistics.fmean(scores):.2f}" if scores else NOTHING
+
+    columns = {
+        "Layer": lambda entry: f"`{entry[0]}`",
+        "Runs": lambda entry: str(len(entry[1])),
+        "Training loss": lambda entry: f"{min(entry[1])[0]:.3f} to {max(entry[1])[0]:.3f}",
+        f"Runs above {max(others):.3f}": lambda entry: str(sum(loss > max(others) for loss, _ in entry[1])),
+        "Their test top-1, %": lambda entry: mean([score for loss, score in entry[1] if loss > max(others)]),
+        "That of the others": lambda entry: mean([score for loss, score in entry[1] if loss <= max(others)]),
+    }
+    return [tabulate("", columns, by_layer.items())]
 
 
 def cpu_and_gpu() -> list[Table]:
