@@ -342,6 +342,8 @@ class TestMeaning:
     @pytest.mark.parametrize("project", ["v", "qkv"])
     def test_regular_attention_has_the_norm_of_each_sample_too(self, project):
         layer = DenseAttention(6, coefficient_norm="sample", project=project, num_heads=2).double()
+        # The same number in two ways: a product of few keys with each other, or of their many channels.
+        assert (layer.norm.few, KroneckerAttention(6, coefficient_norm="sample").norm.few) == (False, True)
         nn.init.constant_(layer.norm.weight, 1.5)
         x = torch.randn(3, 6, 5, 4, dtype=torch.float64)
         q, k, v = (

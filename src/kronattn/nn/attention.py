@@ -75,6 +75,8 @@ class KroneckerAttention(GridAttention):
         torch.Size([2, 64, 28, 28])
     """
 
+    has_few_keys = True
+
     def __init__(
         self,
         channels: int,

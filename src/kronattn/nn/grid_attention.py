@@ -53,6 +53,8 @@ class GridAttention(nn.Module):
     observer: Callable[[GridAttention, Mixed, Sequence[int], Sequence[int]], None] | None = None
     # The keys' grid, where each of them has a norm of its own.
     grid: tuple[int, ...] | None = None
+    # Averages of axes, or all positions.
+    has_few_keys = False
     # What regular attention is by KroneckerAttention's options.
     mode, mean, softmax, combine = "regular", "each", "joint", "sum"
 
@@ -110,7 +112,7 @@ class GridAttention(nn.Module):
         if coefficient_norm == "cosine":
             self.norm = CosineNorm(num_heads, device, dtype)
         elif coefficient_norm == "sample":
-            self.norm = SampleNorm(num_heads, few=self.mode != "regular", device=device, dtype=dtype)
+            self.norm = SampleNorm(num_heads, few=self.has_few_keys, device=device, dtype=dtype)
         elif coefficient_norm is not None:
             num_keys = num_keys if coefficient_norm == "batch_per_key" else None
             self.norm = CoefficientNorm(num_heads, num_keys=num_keys, device=device, dtype=dtype)

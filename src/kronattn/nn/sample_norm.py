@@ -68,7 +68,8 @@ class SampleNorm(nn.Module):
                 squares = (centred @ heads.transpose(2, 3)).square()
             else:
                 squares = (centred.transpose(2, 3) @ centred) * (heads.transpose(2, 3) @ heads)
-            variance = squares.sum(dim=(2, 3), keepdim=True) / count**2
+            # Never below zero but for rounding.
+            variance = squares.sum(dim=(2, 3), keepdim=True).clamp_min(0) / count**2
             scale = torch.rsqrt(variance + _EPS) * self.weight.to(heads.dtype).view(-1, 1, 1)
             return (centred * scale).transpose(1, 2).flatten(2).to(keys.dtype)
 
