@@ -245,8 +245,8 @@ def evidence() -> Iterator[Goal]:
         found = layers[title][layer]["differences"].get(over)
         return 100 * (found["mean"] if found else layers[title][layer]["mean"] - layers[title][over]["mean"])
 
-    for epochs in (14, 40):
-        title = f"Imagenette, KANet, {epochs} epochs"
+    for epochs in ("14 epochs", "40 epochs", "40 epochs, clipped"):
+        title = f"Imagenette, KANet, {epochs}"
         gains = [points(gain(title, layer, "none")) for layer in kao]
         yield f"{title}: KAO_KV and KAO_QKV over plain modules, points", "at least 0.5", gains
         found = [layers[title][layer]["differences"]["none"] for layer in ("global_mean", "attention", *kao)]

@@ -20,6 +20,7 @@ STUDIES = (
     "study-short",
     "study-camvid-small",
     "study-controls-short",
+    "study-imagenette-clipped",
     "study-imagenette-longer",
     "study-imagenette-short",
     "study-options-short",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,24 +116,64 @@ def studies() -> list[str | Table]:
 
 def lost() -> list[Table]:
     """Forty epochs of Imagenette: for each layer the runs that learned less than any without Kronecker attention."""
-    by_layer: dict[str, list[tuple[float, float]]] = {}
-    for run in read("study-imagenette-longer")["runs"]:
-        if run["stage"] == FINAL:
-            by_layer.setdefault(run["layer"], []).append((run["train_loss"], run["test"]))
-    others = [loss for layer, runs in by_layer.items() if not layer.startswith("kao") for loss, _ in runs]
+    by_layer = finals("study-imagenette-longer")
+    bound = lost_above(by_layer)
 
-    def mean(scores: list[float]) -> str:
+    def mean(runs: Iterator[Mapping[str, Any]]) -> str:
+        scores = [run["test"] for run in runs]
         return f"{100 * statistics.fmean(scores):.2f}" if scores else NOTHING
 
     columns = {
-        "Layer": lambda entry: f"`{entry[0]}`",
-        "Runs": lambda entry: str(len(entry[1])),
-        "Training loss": lambda entry: f"{min(entry[1])[0]:.3f} to {max(entry[1])[0]:.3f}",
-        f"Runs above {max(others):.3f}": lambda entry: str(sum(loss > max(others) for loss, _ in entry[1])),
-        "Their test top-1, %": lambda entry: mean([score for loss, score in entry[1] if loss > max(others)]),
-        "That of the others": lambda entry: mean([score for loss, score in entry[1] if loss <= max(others)]),
+        **losses(bound),
+        "Their test top-1, %": lambda entry: mean(run for run in entry[1].values() if run["train_loss"] > bound),
+        "That of the others": lambda entry: mean(run for run in entry[1].values() if run["train_loss"] <= bound),
     }
     return [tabulate("", columns, by_layer.items())]
+
+
+def clipped() -> list[Table]:
+    """The same with clipped gradients: none is lost, and what each layer gains over the same seeds without."""
+    before, by_layer = finals("study-imagenette-longer"), finals("study-imagenette-clipped")
+
+    def gained(entry: tuple[str, Mapping[int, Mapping[str, Any]]]) -> str:
+        layer, runs = entry
+        seeds = sorted(runs.keys() & before[layer].keys())
+        found = paired_difference(*([one[seed]["test"] for seed in seeds] for one in (runs, before[layer])))
+        return f"{100 * found.mean:+.2f} ({interval(found)}), {found.pairs} seeds"
+
+    columns = {**losses(lost_above(before)), "Test top-1 minus unclipped, points": gained}
+    return [tabulate("", columns, [entry for entry in by_layer.items() if entry[0] in before])]
+
+
+def losses(bound: float) -> dict[str, Callable[[Any], str]]:
+    """Columns that tell of a layer's runs how well they learned."""
+
+    def reach(entry: tuple[str, Mapping[int, Mapping[str, Any]]]) -> str:
+        found = [run["train_loss"] for run in entry[1].values()]
+        return f"{min(found):.3f} to {max(found):.3f}"
+
+    return {
+        "Layer": lambda entry: f"`{entry[0]}`",
+        "Runs": lambda entry: str(len(entry[1])),
+        "Training loss": reach,
+        f"Runs above {bound:.3f}": lambda entry: str(sum(run["train_loss"] > bound for run in entry[1].values())),
+    }
+
+
+def lost_above(by_layer: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> float:
+    """The highest training loss of a run without Kronecker attention."""
+    return max(
+        run["train_loss"] for layer, runs in by_layer.items() if not layer.startswith("kao") for run in runs.values()
+    )
+
+
+def finals(name: str) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """A study's runs that count, by layer and seed."""
+    by_layer: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for run in read(name)["runs"]:
+        if run["stage"] == FINAL:
+            by_layer.setdefault(run["layer"], {})[run["seed"]] = run
+    return by_layer
 
 
 def cpu_and_gpu() -> list[Table]:
@@ -144,9 +184,6 @@ def cpu_and_gpu() -> list[Table]:
         by_layer.setdefault(run["layer"], []).append((run["test"], gpu[run["key"]]))
     by_layer["both"] = [pair for pairs in by_layer.values() for pair in pairs]
 
-    def interval(found: Difference) -> str:
-        return f"{100 * found.low:+.2f} to {100 * found.high:+.2f}" if found.low is not None else NOTHING
-
     columns = {
         "": lambda row: row[0],
         "runs": lambda row: str(row[1].pairs),
@@ -155,6 +192,11 @@ def cpu_and_gpu() -> list[Table]:
     }
     rows = [(name, paired_difference(*zip(*pairs, strict=True))) for name, pairs in by_layer.items()]
     return [tabulate("", columns, rows)]
+
+
+def interval(found: Difference) -> str:
+    """In points."""
+    return f"{100 * found.low:+.2f} to {100 * found.high:+.2f}" if found.low is not None else NOTHING
 
 
 def done(found: Mapping[str, Any]) -> str:
