@@ -113,11 +113,24 @@ def means() -> Figure:
 
 
 def worth() -> Figure:
-    """What each context layer gains on each data set, and its price."""
+    """What Kronecker attention gains on each data set, a mean and regular attention beside it, and their price."""
+    layers = ("global_mean", "attention", "kao_kv", "kao_qkv", "kao_qkv_sample")
+    return draw_worth(decided(), "global_mean", "none", layers)
+
+
+def worth_of_all() -> Figure:
+    """The same of every context layer."""
     return draw_worth(decided(), "global_mean", "none")
 
 
-FIGURES = {"averages": averages, "matrices": matrices, "maps": maps, "means": means, "worth": worth}
+FIGURES = {
+    "averages": averages,
+    "matrices": matrices,
+    "maps": maps,
+    "means": means,
+    "worth": worth,
+    "worth-of-all": worth_of_all,
+}
 
 
 def main() -> int:

@@ -214,17 +214,27 @@ def test_figures():
     assert {text.get_text() for text in costs.legends[0].texts} == {"global_mean", "kao_kv"}
 
 
+PRICE = "network's, divided by that with none"
+
+
 def test_what_layers_are_worth():
     (part,) = summarise_study(study())
     figure = draw_worth([(part, COSTS), (part | {"title": "Backs"}, {})], "global_mean", "none")
-    titles = [axis.get_title() for axis in figure.axes]
-    assert titles[:3] == ["House fronts\nover none", "House fronts\nover global_mean", "House fronts\nprice"]
-    assert titles[3:] == [title.replace("House fronts", "Backs") for title in titles[:3]]
+    sides = ["left", "right", "right"] * 2
+    titles = [axis.get_title(side) for axis, side in zip(figure.axes, sides, strict=True)]
+    assert titles == [
+        "House fronts: over none", "over global_mean", "price", "Backs: over none", "over global_mean", "price",
+    ]  # fmt: skip
+    assert [axis.get_xlabel() for axis in figure.axes] == ["", "", "", *2 * ["test score, points"], PRICE]
     (line, memory), names = figure.axes[2].lines[:2], [entry["layer"] for entry in part["layers"]]
     # The first layer is at the top, and stands for nothing: its price is one.
     assert list(line.get_xdata()) == [len(names) - at for at in range(len(names))]
     assert memory.get_xdata()[-1] == 1
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == names[::-1]
+    some = draw_worth([(part, COSTS)], "global_mean", "none", {"kao_kv"})
+    assert [text.get_text() for text in some.axes[0].get_yticklabels()] == ["kao_kv"]
+    assert list(some.axes[2].lines[0].get_xdata()) == [line.get_xdata()[0]]
+    assert some.get_figheight() < figure.get_figheight() / 2
 
 
 def test_the_page():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -33,28 +33,43 @@ def draw_gains(summary: Sequence[Mapping[str, Any]], references: Sequence[str]) 
     panels = [(part, reference) for part in summary for reference in references]
     # More than three beside each other are too small to read on a page.
     columns = len(references) if len(references) < 4 else 2
-    figure, axes = _panels(len(panels), columns, 9.0 / max(2, columns), 1.0 + 0.22 * tallest)
+    rows = max(1, -(-len(panels) // columns))
+    figure, axes = _panels(len(panels), columns, 9.0 / max(2, columns), [1.0 + 0.22 * tallest] * rows)
     for at, (axis, (part, reference)) in enumerate(zip(axes, panels, strict=True)):
-        _draw_part(axis, part, reference, named=at % columns == 0)
+        # Below the data set's name, which is too long to stand beside it.
+        title = f"{fill(part['title'], _TITLE)}\nover {reference}"
+        _draw_part(axis, part, reference, title, named=at % columns == 0)
+        axis.set_xlabel(f"test {part['score_label']}, points", fontsize=9)
     _add_legend(figure, _verdicts())
     return figure
 
 
-def draw_worth(decided: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], mean: str, nothing: str) -> Figure:
+def draw_worth(
+    decided: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+    mean: str,
+    nothing: str,
+    layers: Collection[str] | None = None,
+) -> Figure:
     """For each data set a row of three: the gain over nothing, the gain over a mean, and the price of each layer.
 
     Args:
         decided: a data set's summary, whose first reference stands for nothing, and its study's costs.
         mean: the layer that is a plain mean.
         nothing: the layer whose time and memory are those of the network without any.
+        layers: those that are shown; all by default.
     """
-    most = max((len(part["layers"]) for part, _ in decided), default=1)
-    figure, axes = _panels(3 * len(decided), 3, 3.0, 1.0 + 0.2 * most)
+    shown = [
+        ({**part, "layers": [x for x in part["layers"] if layers is None or x["layer"] in layers]}, costs)
+        for part, costs in decided
+    ]
+    figure, axes = _panels(3 * len(shown), 3, 3.0, [0.55 + 0.19 * len(part["layers"]) for part, _ in shown])
     drawn: dict[str, Any] = {}
-    for at, (part, costs) in enumerate(decided):
+    for at, (part, costs) in enumerate(shown):
         first, second, axis = axes[3 * at : 3 * at + 3]
-        _draw_part(first, part, part["references"][0])
-        _draw_part(second, part, mean, named=False)
+        # Its name stands over its row once, what is measured below the last row: that keeps the figure short.
+        reference = part["references"][0]
+        _draw_part(first, part, reference, f"{part['title']}: over {reference}", loc="left")
+        _draw_part(second, part, mean, f"over {mean}", named=False, loc="right")
         for kind, measured in costs.get(part["name"], {}).items():
             for figure_of, label in (("seconds", "time"), ("peak_bytes", "memory")):
                 points = _prices(part, measured["layers"], figure_of, nothing)
@@ -62,7 +77,11 @@ def draw_worth(decided: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], m
                 name = f"{label} of a forward pass, {measured['name']}"
                 (drawn[name],) = axis.plot(*zip(*points, strict=True), markersize=4.5, alpha=0.8, **style)
         axis.axvline(1, color="#a0aec0", linewidth=1)
-        _lay_out(axis, part, "price", f"network's, divided by that with {nothing}", named=False)
+        _lay_out(axis, part, "price", named=False, loc="right")
+        if at == len(shown) - 1:
+            for panel in (first, second):
+                panel.set_xlabel("test score, points", fontsize=9)
+            axis.set_xlabel(f"network's, divided by that with {nothing}", fontsize=9)
     _add_legend(figure, _verdicts() | drawn, columns=3)
     return figure
 
@@ -76,7 +95,7 @@ def _prices(
     return [(layers[name][figure] / base, place) for place, name in enumerate(names) if name in layers]
 
 
-def _draw_part(axis: Any, part: Mapping[str, Any], reference: str, *, named: bool = True) -> None:
+def _draw_part(axis: Any, part: Mapping[str, Any], reference: str, title: str, **options: Any) -> None:
     """Every layer's difference to a reference."""
     axis.axvline(0, color="#a0aec0", linewidth=1)
     for place, entry in enumerate(reversed(part["layers"])):
@@ -84,30 +103,26 @@ def _draw_part(axis: Any, part: Mapping[str, Any], reference: str, *, named: boo
         if found is not None:
             mean, spread = _points(found)
             axis.errorbar(mean, place, xerr=spread, **_style(found["verdict"]))
-    _lay_out(axis, part, f"over {reference}", f"test {part['score_label']}, points", named=named)
+    _lay_out(axis, part, title, **options)
 
 
-def _lay_out(axis: Any, part: Mapping[str, Any], what: str, label: str, *, named: bool) -> None:
-    """Titles, and a line for each layer; its name where the panel is the first of its row."""
+def _lay_out(axis: Any, part: Mapping[str, Any], title: str, *, named: bool = True, loc: str = "center") -> None:
+    """A title where it has room, and a line for each layer, with its name where the panel is the first of its row."""
     names = [entry["layer"] for entry in part["layers"]]
     axis.set_yticks(range(len(names)), list(reversed(names)), fontsize=9)
     axis.tick_params(axis="y", labelleft=named)
     axis.set_ylim(-0.7, len(names) - 0.3)
-    # Below the data set's name, which is too long to stand beside it.
-    title = fill(part["title"], _TITLE)
-    axis.set_title(f"{title}\n{what}".replace("$", r"\$"), fontsize=9)  # which would begin a formula
-    axis.set_xlabel(label, fontsize=9)
+    axis.set_title(title.replace("$", r"\$"), loc=loc, fontsize=9)  # $ would begin a formula
     # More would run into each other where all of them have a sign and a fraction.
     axis.locator_params(axis="x", nbins=5)
     axis.tick_params(axis="x", labelsize=9)
     tidy(axis, "x")
 
 
-def _panels(count: int, columns: int, width: float, height: float) -> tuple[Figure, Sequence[Any]]:
-    """A figure with so many panels, each of that size in inches."""
-    rows = max(1, -(-count // columns))
-    figure = new_figure("the study's figure", width * columns, height * rows)
-    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+def _panels(count: int, columns: int, width: float, heights: Sequence[float]) -> tuple[Figure, Sequence[Any]]:
+    """A figure with so many panels, each of that width in inches; each row has a height of its own."""
+    figure = new_figure("the study's figure", width * columns, sum(heights))
+    axes = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights).flatten()
     for axis in axes[count:]:
         axis.set_axis_off()
     return figure, axes[:count]
@@ -154,7 +169,7 @@ def draw_costs(summary: Sequence[Mapping[str, Any]], costs: Mapping[str, Any], r
     panels = [panel for panel in panels if reference in panel[1]["layers"]]
     if not panels:
         return None
-    figure, axes = _panels(len(panels), 2, 4.8, 3.2)
+    figure, axes = _panels(len(panels), 2, 4.8, [3.2] * -(-len(panels) // 2))
     layers = list(dict.fromkeys(entry["layer"] for part in summary for entry in part["layers"]))
     drawn: dict[str, Any] = {}
     for axis, (part, measured) in zip(axes, panels, strict=True):
