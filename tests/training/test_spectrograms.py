@@ -90,7 +90,7 @@ def test_a_split_of_another_name(recipe, tmp_path):
 
 def test_classes_are_known_before_the_device_is(tmp_path, monkeypatch):
     """Volumes that are read to count their classes lie on the CPU: training must not go on with those."""
-    labels = torch.tensor([0, 2, 255], dtype=torch.uint8)
+    labels = torch.tensor([0, 1, 2, 255], dtype=torch.uint8)
     data = VolumeBatches(load_recipe(None, ["task=volumes", "data.name=nifti"]).data, 1)
     monkeypatch.setattr(data, "split", lambda name: Volumes([], [], None))
     monkeypatch.setattr(data, "build", lambda name: SimpleNamespace(labels=labels))
@@ -122,6 +122,7 @@ def write_volumes(folder, labels, spacing=(1.0, 1.0, 1.0)):
         ({"train": 255, "val": 1}, 1.0, "every voxel of train has label 255, so that none counts"),
         ({"train": 1, "val": 255}, 1.0, "every voxel of val has label 255, so that none counts"),
         ({"train": 0, "val": 0}, 1.0, "has a single class, class 0: there must be two or more"),
+        ({"train": 3, "val": 1}, 1.0, "train.labels.v.nii.gz has label 3, but no volume of train has 1: .*classes.txt"),
         ({"train": 1, "val": 1}, 2.0, "val.images.v.nii.gz has a spacing of 1×1×2, but .*train.* one of 1×1×1"),
     ],
 )
@@ -129,6 +130,12 @@ def test_volumes_from_which_nothing_can_be_learned(tmp_path, labels, spacing, me
     recipe = write_volumes(tmp_path / "data", labels, (1.0, 1.0, spacing))
     with pytest.raises(ValueError, match=message):
         train(recipe, folder=tmp_path / "run", figures_only=True)
+
+
+def test_a_gap_between_labels_is_right_where_classes_have_names(tmp_path):
+    recipe = write_volumes(tmp_path / "data", {"train": 3, "val": 3})
+    (tmp_path / "data" / "classes.txt").write_text("background\nhead\nbody\ntail\n")
+    assert train(recipe, folder=tmp_path / "run", figures_only=True)["epochs"] == 1
 
 
 def test_volumes(tmp_path):

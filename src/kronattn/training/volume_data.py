@@ -42,15 +42,29 @@ class VolumeBatches(TrainingData):
             return list(named)
         if self._found is None:
             # Asked for before Lightning says which device it is: what is read for that is not what is trained on.
-            most = self._largest_label(self.build("train"), "train")
-            self._found = [f"class {number}" for number in range(most + 1)]
+            dataset = self.build("train")
+            labels = self._labels(dataset, "train")
+            if labels != list(range(len(labels))):
+                self._refuse_gap(dataset, labels)
+            self._found = [f"class {number}" for number in labels]
         return self._found
 
-    def _largest_label(self, dataset: DecodedVolumes, split: str) -> int:
-        counted = dataset.labels[dataset.labels != IGNORED]
-        if not len(counted):
+    def _labels(self, dataset: DecodedVolumes, split: str) -> list[int]:
+        """Those that count, in their order."""
+        held = torch.bincount(dataset.labels.flatten().int(), minlength=IGNORED + 1)[:IGNORED].nonzero().flatten()
+        if not len(held):
             raise BadImage(f"{self.settings.path}: every voxel of {split} has label {IGNORED}, so that none counts")
-        return int(counted.max())
+        return list(held.tolist())
+
+    def _refuse_gap(self, dataset: DecodedVolumes, labels: list[int]) -> None:
+        """A label that was not meant would add a class, and all those up to it, without a word."""
+        absent = next(number for number in range(len(labels)) if labels[number] != number)
+        first = min(number for number in labels if number > absent)
+        index = next(at for at in range(len(dataset)) if (dataset.labels[at] == first).any())
+        raise BadImage(
+            f"{self.split('train').labels[index]} has label {first}, but no volume of train has {absent}: labels are "
+            "0, 1, 2, ... without a gap; where one is meant, name all classes in classes.txt"
+        )
 
     def load(self, split: str) -> Volumes:
         return load_volumes(self.place("volumes", DATASETS), split)
@@ -61,7 +75,7 @@ class VolumeBatches(TrainingData):
         super().setup(stage)
         classes = len(self.class_names())
         for split, dataset in self._datasets.items():
-            most = self._largest_label(dataset, split)
+            most = self._labels(dataset, split)[-1]
             if most >= classes:
                 raise BadImage(
                     f"{self.settings.path}: {split} has label {most}, but train has 0 to {classes - 1} alone"
