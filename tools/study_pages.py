@@ -145,6 +145,28 @@ def clipped() -> list[Table]:
     return [tabulate("", columns, [entry for entry in by_layer.items() if entry[0] in before])]
 
 
+def sample_norm() -> list[Table]:
+    """What Kronecker attention gains by a norm of each sample, in the place of one of the batch, wherever it was tried."""
+    layers, rows = ("kao_kv", "kao_qkv"), []
+    for found in map(read, ("study-imagenette-clipped", "study-sample-norm")):
+        part_of = {"study": {**found["study"], "references": layers}}
+        rows += [part for part in summarise_study(found | part_of) if part["runs"]]
+
+    def gain(layer: str) -> Callable[[Mapping[str, Any]], str]:
+        def cell(part: Mapping[str, Any]) -> str:
+            entry = next((entry for entry in part["layers"] if entry["layer"] == f"{layer}_sample"), None)
+            if entry is None or layer not in entry["differences"]:
+                return NOTHING
+            difference = entry["differences"][layer]
+            text = f"{100 * difference['mean']:+.2f} ({100 * difference['low']:+.2f} to {100 * difference['high']:+.2f})"
+            return f"{text}, {difference['pairs']} {part['paired_by']}s"
+
+        return cell
+
+    columns = {"": lambda part: part["title"], **{f"{layer.upper()}, points": gain(layer) for layer in layers}}
+    return [tabulate("", columns, rows)]
+
+
 def losses(bound: float) -> dict[str, Callable[[Any], str]]:
     """Columns that tell of a layer's runs how well they learned."""
 
