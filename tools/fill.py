@@ -14,7 +14,7 @@ from typing import Any
 
 from goals import goal_tables
 from stored import ROOT, compared, read, row_of
-from study_pages import answers, clipped, cpu_and_gpu, lost, studies, worth
+from study_pages import answers, clipped, cpu_and_gpu, lost, sample_norm, studies, worth
 
 from kronattn.bench.operators import over_copy
 from kronattn.bench.shown import tables
@@ -322,7 +322,13 @@ TABLES: dict[str, Mapping[str, Callable[[], Sequence[str | Table]]]] = {
             images=("images", ","),
         ),
     },
-    "docs/when.md": {"answers": answers, "lost": lost, "clipped": clipped, "study": studies},
+    "docs/when.md": {
+        "answers": answers,
+        "lost": lost,
+        "clipped": clipped,
+        "sample-norm": sample_norm,
+        "study": studies,
+    },
     "results/README.md": {
         "goals": goal_tables,
         "where-time-goes": where_time_goes,

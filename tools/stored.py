@@ -25,6 +25,8 @@ STUDIES = (
     "study-imagenette-short",
     "study-options-short",
     "study-gate-short",
+    "study-sample-norm",
+    "study-gate-mean",
 )
 
 

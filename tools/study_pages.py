@@ -11,7 +11,7 @@ from stored import RESULTS, ROOT, STUDIES, decided, read
 
 from kronattn.present import NOTHING, Cell, Column, Group, Table, tabulate, to_markdown
 from kronattn.study.stages import FINAL
-from kronattn.study.statistics import Difference, paired_difference
+from kronattn.study.statistics import paired_difference
 from kronattn.study.summary import summarise_study
 from kronattn.study.tables import cost_table, overview_table, part_table
 from kronattn.study.words import advice, findings
@@ -139,14 +139,14 @@ def clipped() -> list[Table]:
         layer, runs = entry
         seeds = sorted(runs.keys() & before[layer].keys())
         found = paired_difference(*([one[seed]["test"] for seed in seeds] for one in (runs, before[layer])))
-        return f"{100 * found.mean:+.2f} ({interval(found)}), {found.pairs} seeds"
+        return f"{100 * found.mean:+.2f} ({interval(found.low, found.high)}), {found.pairs} seeds"
 
     columns = {**losses(lost_above(before)), "Test top-1 minus unclipped, points": gained}
     return [tabulate("", columns, [entry for entry in by_layer.items() if entry[0] in before])]
 
 
 def sample_norm() -> list[Table]:
-    """What Kronecker attention gains by a norm of each sample, in the place of one of the batch, wherever it was tried."""
+    """What Kronecker attention gains by a norm of each sample, not of the batch, wherever it was tried."""
     layers, rows = ("kao_kv", "kao_qkv"), []
     for found in map(read, ("study-imagenette-clipped", "study-sample-norm")):
         part_of = {"study": {**found["study"], "references": layers}}
@@ -157,9 +157,9 @@ def sample_norm() -> list[Table]:
             entry = next((entry for entry in part["layers"] if entry["layer"] == f"{layer}_sample"), None)
             if entry is None or layer not in entry["differences"]:
                 return NOTHING
-            difference = entry["differences"][layer]
-            text = f"{100 * difference['mean']:+.2f} ({100 * difference['low']:+.2f} to {100 * difference['high']:+.2f})"
-            return f"{text}, {difference['pairs']} {part['paired_by']}s"
+            found = entry["differences"][layer]
+            gained = f"{100 * found['mean']:+.2f} ({interval(found['low'], found['high'])})"
+            return f"{gained}, {found['pairs']} {part['paired_by']}s"
 
         return cell
 
@@ -210,15 +210,15 @@ def cpu_and_gpu() -> list[Table]:
         "": lambda row: row[0],
         "runs": lambda row: str(row[1].pairs),
         "difference, points": lambda row: f"{100 * row[1].mean:+.2f}",
-        "95% interval": lambda row: interval(row[1]),
+        "95% interval": lambda row: interval(row[1].low, row[1].high),
     }
     rows = [(name, paired_difference(*zip(*pairs, strict=True))) for name, pairs in by_layer.items()]
     return [tabulate("", columns, rows)]
 
 
-def interval(found: Difference) -> str:
-    """In points."""
-    return f"{100 * found.low:+.2f} to {100 * found.high:+.2f}" if found.low is not None else NOTHING
+def interval(low: float | None, high: float | None) -> str:
+    """In points; unknown with a single pair."""
+    return NOTHING if low is None or high is None else f"{100 * low:+.2f} to {100 * high:+.2f}"
 
 
 def done(found: Mapping[str, Any]) -> str:

@@ -79,11 +79,12 @@ def cost_table(part: Mapping[str, Any], costs: Mapping[str, Any]) -> Table:
 
 
 def _notes(part: Mapping[str, Any]) -> list[str]:
-    missing = part["planned"] - part["runs"]
+    missing, count = part["planned"] - part["runs"], part["comparisons"]
+    comparisons = "one comparison" if count == 1 else f"{count} comparisons"
     notes = [
         f"Mean ± standard deviation of the test scores after the last epoch. Differences are in points, paired by "
         f"{part['paired_by']}, with Student's 95% interval. ‡: it excludes zero, also after Holm's correction for the "
-        f"{part['comparisons']} comparisons of this table. †: without that correction alone."
+        f"{comparisons} of this table. †: without that correction alone."
     ]
     if missing > 0:
         notes.append(f"{missing} of {part['planned']} planned runs are missing.")
