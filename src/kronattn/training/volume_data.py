@@ -51,7 +51,7 @@ class VolumeBatches(TrainingData):
 
     def _labels(self, dataset: DecodedVolumes, split: str) -> list[int]:
         """Those that count, in their order."""
-        held = torch.bincount(dataset.labels.flatten().int(), minlength=IGNORED + 1)[:IGNORED].nonzero().flatten()
+        held = torch.bincount(dataset.labels.flatten(), minlength=IGNORED + 1)[:IGNORED].nonzero().flatten()
         if not len(held):
             raise BadImage(f"{self.settings.path}: every voxel of {split} has label {IGNORED}, so that none counts")
         return list(held.tolist())
