@@ -149,8 +149,8 @@ def sample_norm() -> list[Table]:
     """What Kronecker attention gains by a norm of each sample, not of the batch, wherever it was tried."""
     layers, rows = ("kao_kv", "kao_qkv"), []
     for found in map(read, ("study-imagenette-clipped", "study-sample-norm")):
-        part_of = {"study": {**found["study"], "references": layers}}
-        rows += [part for part in summarise_study(found | part_of) if part["runs"]]
+        found["study"]["references"] = layers
+        rows += [part for part in summarise_study(found) if part["runs"]]
 
     def gain(layer: str) -> Callable[[Mapping[str, Any]], str]:
         def cell(part: Mapping[str, Any]) -> str:

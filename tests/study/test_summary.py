@@ -209,6 +209,10 @@ def test_figures():
     assert [text.get_text() for text in gains.legends[0].texts] == [
         "better", "maybe better", "no difference shown", "worse", "maybe worse",
     ]  # fmt: skip
+    single = draw_gains(summary, ["none"])
+    single.draw_without_rendering()
+    box = single.legends[0].get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= single.bbox.x1
     assert draw_costs(summary, {}, "none") is None
     costs = draw_costs(summary, COSTS, "none")
     assert {text.get_text() for text in costs.legends[0].texts} == {"global_mean", "kao_kv"}

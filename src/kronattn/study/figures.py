@@ -34,7 +34,8 @@ def draw_gains(summary: Sequence[Mapping[str, Any]], references: Sequence[str]) 
     # More than three beside each other are too small to read on a page.
     columns = len(references) if len(references) < 4 else 2
     rows = max(1, -(-len(panels) // columns))
-    figure, axes = _panels(len(panels), columns, 9.0 / max(2, columns), [1.0 + 0.22 * tallest] * rows)
+    # As wide with one column as with several: the legend would be cut off.
+    figure, axes = _panels(len(panels), columns, 9.0 / columns, [1.0 + 0.22 * tallest] * rows)
     for at, (axis, (part, reference)) in enumerate(zip(axes, panels, strict=True)):
         # Below the data set's name, which is too long to stand beside it.
         title = f"{fill(part['title'], _TITLE)}\nover {reference}"

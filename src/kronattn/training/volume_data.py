@@ -51,19 +51,18 @@ class VolumeBatches(TrainingData):
 
     def _labels(self, dataset: DecodedVolumes, split: str) -> list[int]:
         """Those that count, in their order."""
-        held = torch.bincount(dataset.labels.flatten(), minlength=IGNORED + 1)[:IGNORED].nonzero().flatten()
-        if not len(held):
+        labels = [label for label in dataset.labels.unique().tolist() if label != IGNORED]
+        if not labels:
             raise BadImage(f"{self.settings.path}: every voxel of {split} has label {IGNORED}, so that none counts")
-        return list(held.tolist())
+        return labels
 
     def _refuse_gap(self, dataset: DecodedVolumes, labels: list[int]) -> None:
         """A label that was not meant would add a class, and all those up to it, without a word."""
         absent = next(number for number in range(len(labels)) if labels[number] != number)
-        first = min(number for number in labels if number > absent)
-        index = next(at for at in range(len(dataset)) if (dataset.labels[at] == first).any())
+        index = next(at for at in range(len(dataset)) if (dataset.labels[at] == labels[absent]).any())
         raise BadImage(
-            f"{self.split('train').labels[index]} has label {first}, but no volume of train has {absent}: labels are "
-            "0, 1, 2, ... without a gap; where one is meant, name all classes in classes.txt"
+            f"{self.split('train').labels[index]} has label {labels[absent]}, but no volume of train has {absent}: "
+            "labels are 0, 1, 2, ... without a gap; where one is meant, name all classes in classes.txt"
         )
 
     def load(self, split: str) -> Volumes:
