@@ -183,6 +183,27 @@ def test_a_visit(page, address, tmp_path):
     assert page.hosts <= {"127.0.0.1", None, ""}
 
 
+def test_the_pointer_rests_while_a_picture_is_on_its_way(browser, address, tmp_path):
+    """A place that was pointed at before the last picture had come is shown as well, once it has."""
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.set_default_timeout(PATIENCE)
+    page.goto(address)
+    page.set_input_files("#upload input[type=file]", str(photo(tmp_path / "photo.png", 240, 160)))
+    wait_for_caption(page, "row 4, column 4 of 8×8")
+    picture(page)
+
+    page.route("**/file=**", lambda route: None)
+    page.mouse.move(*place_on(page, "#view", 0.7, 0.7))
+    wait_for_caption(page, "row 5, column 5 of 8×8")
+    page.wait_for_function("() => !document.querySelector('#view img').complete")
+    page.mouse.move(*place_on(page, "#view", 0.3, 0.3))
+    page.wait_for_timeout(500)
+    assert "row 5, column 5 of 8×8" in caption(page)  # it has no pixels yet that a place could be told in
+    page.unroute("**/file=**")  # which lets those that wait go on
+    wait_for_caption(page, "row 1, column 1 of 8×8")
+    page.close()
+
+
 def test_on_a_telephone(browser, address):
     page = browser.new_page(viewport={"width": 390, "height": 844})
     page.set_default_timeout(PATIENCE)

@@ -40,14 +40,17 @@ CSS = """
 # Tells the page where the pointer is on a view, in the picture's own pixels: at most eight times a second while it
 # moves, where it came to rest, and a click at once. The number at the end makes each of them a change, so that a place
 # is told again after the picture has changed under it. The box around the picture is what is listened to: the page puts
-# a new picture in while a button is held down, and a click belongs to what it began and ended on.
+# a new picture in while a button is held down, and a click belongs to what it began and ended on. A place is told once
+# the picture has loaded: before that it has no pixels.
 FOLLOW_POINTER = """<script>
 (() => {
   let last = 0, count = 0, waiting;
   const tell = (view, event) => {
     const image = view.querySelector("img");
     const field = document.querySelector("#pointer textarea, #pointer input");
-    if (!image || !image.naturalWidth || !field) return;
+    if (!image || !field) return;
+    if (!image.complete) { waiting = setTimeout(tell, 50, view, event); return; }
+    if (!image.naturalWidth) return;
     last = Date.now();
     const box = image.getBoundingClientRect();
     const scale = Math.min(box.width / image.naturalWidth, box.height / image.naturalHeight);
