@@ -107,6 +107,17 @@ def test_folder_without_images(tmp_path):
         load_split("folder", str(tmp_path), "train")
 
 
+def test_sounds_in_the_place_of_images(tmp_path):
+    (tmp_path / "train" / "dog").mkdir(parents=True)
+    (tmp_path / "train" / "dog" / "bark.wav").write_bytes(b"RIFF")
+    with pytest.raises(ValueError, match=r"bark\.wav is a sound file: expected train/CLASS/IMAGE .* data.name=spectro"):
+        load_split("folder", str(tmp_path), "train")
+    # One among images is not what is wrong.
+    Image.new("RGB", (4, 4)).save(tmp_path / "train" / "dog" / "a.png")
+    with pytest.raises(ValueError, match="holds no images below val/"):
+        load_split("folder", str(tmp_path), "val")
+
+
 def test_bad_image_is_named(folder):
     (folder / "train" / "cat" / "1.webp").write_bytes(b"RIFF")
     with pytest.raises(BadImage, match=r"train/cat/1.webp is (broken|not an image)"):

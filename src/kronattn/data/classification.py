@@ -16,6 +16,7 @@ from PIL import Image
 
 from kronattn.data.archives import Entry, list_files, list_folders
 from kronattn.data.images import central_square, decode_image, is_image_name
+from kronattn.data.sounds import refuse_sounds
 from kronattn.names import near_names
 
 __all__ = ["DATASETS", "LabelledImages", "check_same_classes", "load_split", "with_classes"]
@@ -122,12 +123,15 @@ def _check_split(split: str, known: Sequence[str], where: str, hint: str = "") -
 def _folder(path: str, split: str) -> ImageFiles:
     """``train/CLASS/*`` and ``val/CLASS/*``, in a folder, a tar archive, or several of them; or ``CLASS/*`` alone, of
     which a fifth is held out."""
-    entries = [entry for entry in list_files(path) if is_image_name(entry.name)]
+    files = list_files(path)
+    entries = [entry for entry in files if is_image_name(entry.name)]
     if _is_unsplit(entries):
         return _split_by_us(entries, split, path)
     found = [(placed, entry) for entry in entries if (placed := _class_of(entry.name, split)) is not None]
     if not found:
         expected = f"{split}/CLASS/IMAGE or CLASS/IMAGE{_archives_in(path)}"
+        if not entries:
+            refuse_sounds(files, f"expected {expected}; for pictures of sounds there is data.name=spectrograms")
         raise ValueError(f"{path} holds no images below {split}/: expected {expected}")
     classes = sorted({name for name, _ in found})
     for folder in list_folders(path):

@@ -19,10 +19,10 @@ from torch import Tensor
 from kronattn.data.archives import Entry, list_files
 from kronattn.data.decoded import Track, decode_each, untracked
 from kronattn.data.images import BadImage, decode_with, is_image_name, to_grey
+from kronattn.data.sounds import refuse_sounds
 
 __all__ = ["Spectrograms", "decode_spectrograms", "load_spectrograms"]
 
-SOUND_SUFFIXES = (".wav", ".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac", ".aif", ".aiff")
 _LEAST_FOLDS = 3
 _COLOURED = ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
 # How far the colours of a grey picture may lie apart, after JPEG.
@@ -69,9 +69,7 @@ def load_spectrograms(path: str, fold: int, split: str) -> Spectrograms:
         FileNotFoundError: there is no folder or .tar archive 'nowhere'
     """
     files = list_files(path)
-    sound = next((entry for entry in files if entry.name.lower().endswith(SOUND_SUFFIXES)), None)
-    if sound is not None:
-        raise ValueError(f"{sound} is a sound file: {_EXPECTED}")
+    refuse_sounds(files, _EXPECTED)
     found = [(*place, entry) for entry in files if is_image_name(entry.name) and (place := _placed(entry.name))]
     if not found:
         raise ValueError(f"{path} holds no folds: {_EXPECTED}")
