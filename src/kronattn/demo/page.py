@@ -38,10 +38,10 @@ CSS = """
 """
 
 # Tells the page where the pointer is on a view, in the picture's own pixels: at most eight times a second while it
-# moves, where it came to rest, and a click at once. The number at the end makes each of them a change, so that a place
-# is told again after the picture has changed under it. The box around the picture is what is listened to: the page puts
-# a new picture in while a button is held down, and a click belongs to what it began and ended on. A place is told once
-# the picture has loaded: before that it has no pixels.
+# moves, where it came to rest or left, and a click at once. The number at the end makes each of them a change, so that
+# a place is told again after the picture has changed under it. The box around the picture is what is listened to: the
+# page puts a new picture in while a button is held down, and a click belongs to what it began and ended on. A place is
+# told once the picture has loaded: before that it has no pixels.
 FOLLOW_POINTER = """<script>
 (() => {
   let last = 0, count = 0, waiting;
@@ -60,10 +60,11 @@ FOLLOW_POINTER = """<script>
     field.dispatchEvent(new Event("input", { bubbles: true }));
   };
   const listen = event => {
-    clearTimeout(waiting);
     const view = event.target.closest && event.target.closest("#view, #other-view");
+    if (!view) return;
+    clearTimeout(waiting);
     const rest = event.type === "mousemove" ? last + 125 - Date.now() : 0;
-    if (view) waiting = setTimeout(tell, Math.max(rest, 0), view, event);
+    waiting = setTimeout(tell, Math.max(rest, 0), view, event);
   };
   document.addEventListener("mousemove", listen);
   document.addEventListener("click", listen);
